@@ -1,0 +1,1 @@
+"""A tensor JIT for PyTorch inference."""

@@ -1,0 +1,1 @@
+"""Typed face of the extension module."""
