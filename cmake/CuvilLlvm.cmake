@@ -26,13 +26,7 @@ endforeach()
 llvm_map_components_to_libnames(
   llvm_libraries
   orcjit
-  x86codegen
-  x86desc
-  x86info
-  nvptxcodegen
-  nvptxdesc
-  nvptxinfo
-  passes)
+  native)
 add_library(cuvil_llvm INTERFACE)
 target_link_libraries(cuvil_llvm INTERFACE ${llvm_libraries})
 target_include_directories(cuvil_llvm SYSTEM INTERFACE ${LLVM_INCLUDE_DIRS})
