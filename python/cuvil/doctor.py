@@ -1,0 +1,276 @@
+"""``python -m cuvil doctor``: what will work on this machine, and how to fix what does not."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cuvil import environment
+from cuvil.explanation import byte_size, duration
+
+
+class Level(enum.Enum):
+    """How a finding bears on Cuvil."""
+
+    OK = "ok"
+    NOTE = "note"  # Something optional is absent; nothing that Cuvil needs.
+    WARN = "warn"  # Works, but slower or not everywhere.
+    FAIL = "FAIL"  # Cuvil stays off until this is fixed.
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    subject: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+_MINIMUM_TORCH = (2, 10)
+
+
+def _python() -> Iterator[Finding]:
+    name = f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
+    fix = "use CPython 3.11, 3.12 or 3.13"
+    if platform.python_implementation() != "CPython" or not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        yield Finding("Python", Level.FAIL, name, fix)
+    elif sysconfig.get_config_var("Py_GIL_DISABLED"):
+        yield Finding("Python", Level.FAIL, f"{name}, free-threaded build", f"{fix} with the GIL")
+    elif hasattr(sys, "gettotalrefcount"):
+        yield Finding("Python", Level.FAIL, f"{name}, debug build", f"{fix}, not a debug build")
+    else:
+        yield Finding("Python", Level.OK, name)
+
+
+def _engine() -> Iterator[Finding]:
+    from cuvil import __version__, _native
+
+    details = ", ".join(f"{key} {value}" for key, value in _native.build_info().items() if value and key != "version")
+    yield Finding("cuvil", Level.OK, f"{__version__} ({details})")
+    if os.environ.get("CUVIL_DISABLE") == "1":
+        yield Finding("cuvil", Level.WARN, "CUVIL_DISABLE=1 is set: enable() does nothing", "unset CUVIL_DISABLE")
+
+
+def _cpu() -> Iterator[Finding]:
+    cpu = environment.cpu()
+    vectors = "AVX-512" if "avx512f" in cpu.features else "AVX2" if "avx2" in cpu.features else "no AVX2"
+    text = f"{cpu.name}, {cpu.usable_cores} usable cores, {vectors}"
+    if "avx2" in cpu.features:
+        yield Finding("CPU", Level.OK, text)
+    else:
+        yield Finding("CPU", Level.WARN, text, "kernels will use 128-bit vectors; nothing to fix in software")
+    nodes = environment.numa_nodes()
+    if len(nodes) <= 1:
+        yield Finding("NUMA", Level.OK, "one memory node; nothing to place")
+    elif environment.find_library("libnuma.so.1"):
+        yield Finding("NUMA", Level.OK, f"{len(nodes)} nodes, libnuma.so.1 found")
+    else:
+        yield Finding("NUMA", Level.WARN, f"{len(nodes)} nodes, libnuma.so.1 not found", "apt-get install libnuma1")
+
+
+def _kernels() -> Iterator[Finding]:
+    from cuvil import _native
+
+    try:
+        kernel = _native.llvm_self_test()
+    except RuntimeError as error:
+        yield Finding("kernels", Level.WARN, str(error), "plans still run with torch's operators; please report this")
+        return
+    took = f" in {duration(kernel['compile_ns'])}" if "compile_ns" in kernel else ""
+    yield Finding(
+        "kernels",
+        Level.OK,
+        f"LLVM {kernel.get('version', '')} for {kernel.get('host_cpu', '')}: compiled and ran one{took}",
+    )
+
+
+def _interpreter() -> Iterator[Finding]:
+    from cuvil import _native
+
+    problem = _native.interpreter_self_test()
+    if problem:
+        yield Finding("interpreter", Level.FAIL, problem, "use a released CPython 3.11, 3.12 or 3.13")
+    else:
+        yield Finding("interpreter", Level.OK, "internals are as expected (self-test passed)")
+
+
+def _torch() -> Iterator[Finding]:
+    install = f"pip install 'torch>={_MINIMUM_TORCH[0]}.{_MINIMUM_TORCH[1]}'"
+    if importlib.util.find_spec("torch") is None:
+        yield Finding("torch", Level.FAIL, "not installed for this Python", install)
+        return
+    begin = time.perf_counter()
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - whatever keeps torch from loading is the finding.
+        yield Finding("torch", Level.FAIL, f"import fails: {type(error).__name__}: {error}", install)
+        return
+    seconds = time.perf_counter() - begin
+    version = str(torch.__version__)
+    if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < _MINIMUM_TORCH:
+        yield Finding("torch", Level.FAIL, f"{version} is too old", install)
+        return
+    yield Finding("torch", Level.OK, f"{version}, {torch.get_num_threads()} threads, imported in {seconds:.1f} s")
+
+    from cuvil import _native
+
+    problem = _native.torch_self_test()
+    if problem:
+        yield Finding("torch boundary", Level.FAIL, problem, f"{install}, or the newest cuvil")
+    else:
+        yield Finding("torch boundary", Level.OK, "operators and tensors are reachable (self-test passed)")
+    yield from _end_to_end(torch)
+
+
+def _end_to_end(torch: Any) -> Iterator[Finding]:
+    """A real model of torch's own classes, planned and compared with eager."""
+    import cuvil
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    with torch.inference_mode():
+        x = torch.randn(2, 64)
+        expected = model(x)
+        try:
+            with cuvil.scope():
+                begin = time.perf_counter()
+                ready = cuvil.prepare(model, x)
+                seconds = time.perf_counter() - begin
+                equal = torch.equal(model(x), expected)
+        except RuntimeError as error:
+            yield Finding("a real model", Level.FAIL, str(error), "see the lines above")
+            return
+    if not equal:
+        yield Finding("a real model", Level.FAIL, "a planned call differs from eager", "please report this")
+    elif os.environ.get("CUVIL_DISABLE") == "1":
+        yield Finding("a real model", Level.NOTE, "runs as CPython would, because CUVIL_DISABLE=1 is set")
+    elif not ready:
+        yield Finding(
+            "a real model", Level.FAIL, f"was not planned: {cuvil.explain(model).summary()}", "please report this"
+        )
+    else:
+        yield Finding("a real model", Level.OK, f"planned in {seconds * 1e3:.0f} ms, same values as eager")
+
+
+def _gpu() -> Iterator[Finding]:
+    driver = environment.cuda_driver()
+    if driver.problem:
+        yield Finding("GPU", Level.NOTE, f"{driver.problem}; CPU models are not affected")
+        return
+    if not driver.gpus:
+        yield Finding("GPU", Level.NOTE, f"driver for CUDA {driver.version}, but no device is visible")
+    for gpu in driver.gpus:
+        text = f"{gpu.name}, compute capability {gpu.capability}, {byte_size(gpu.memory_bytes)}"
+        yield Finding("GPU", Level.OK, f"{text}, driver for CUDA {driver.version}")
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.cuda.is_available():
+        yield Finding(
+            "GPU",
+            Level.WARN,
+            "torch cannot use it (a CPU build, or the driver is older than torch's CUDA)",
+            "install a CUDA build of torch, or a newer driver",
+        )
+
+
+def _cuda_libraries() -> Iterator[Finding]:
+    found: list[str] = []
+    missing: list[str] = []
+    for name, sonames in {
+        "NVML": ("libnvidia-ml.so.1",),
+        "CUPTI": ("libcupti.so.13", "libcupti.so.12"),
+        "cuDNN": ("libcudnn.so.9",),
+        "cuBLASLt": ("libcublasLt.so.13", "libcublasLt.so.12"),
+    }.items():
+        (found if environment.find_library(*sonames) else missing).append(name)
+    gpu = not environment.cuda_driver().problem
+    if missing and gpu:
+        yield Finding(
+            "CUDA libraries",
+            Level.WARN,
+            f"not found: {', '.join(missing)}; found: {', '.join(found) or 'none'}",
+            "a CUDA build of torch brings them (pip install torch)",
+        )
+    else:
+        text = f"found: {', '.join(found) or 'none'}"
+        yield Finding(
+            "CUDA libraries", Level.OK if gpu else Level.NOTE, text + ("" if gpu else " (no GPU to use them)")
+        )
+
+
+def _compiler() -> Iterator[Finding]:
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++") or shutil.which("clang++")
+    if compiler:
+        yield Finding("C++ compiler", Level.OK, f"{compiler} (only torch.compile needs it; Cuvil does not)")
+    else:
+        yield Finding("C++ compiler", Level.NOTE, "none; Cuvil needs none, torch.compile on the CPU cannot run here")
+
+
+_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _python,
+    _engine,
+    _cpu,
+    _kernels,
+    _interpreter,
+    _torch,
+    _gpu,
+    _cuda_libraries,
+    _compiler,
+)
+
+
+def findings() -> Iterator[Finding]:
+    """The report, a line at a time; a check that breaks is itself a finding and stops no other."""
+    for check in _CHECKS:
+        try:
+            yield from check()
+        except Exception as error:  # noqa: BLE001 - the doctor reports, whatever it meets.
+            subject = check.__name__.strip("_").replace("_", " ")
+            yield Finding(subject, Level.FAIL, f"check failed: {type(error).__name__}: {error}", "please report this")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m cuvil doctor",
+        description="Tells what will work on this machine and how to fix what does not. "
+        "Exit status 0: Cuvil works here; 1: it does not.",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the findings to FILE (- for standard output)")
+    options = parser.parse_args(argv)
+    quiet = options.json == "-"
+
+    report = []
+    for finding in findings():
+        report.append(finding)
+        if not quiet:
+            print(f"{finding.level.value:<5} {finding.subject + ':':<16} {finding.text}", flush=True)
+            if finding.fix:
+                print(f"{'':<5} {'':<16} → {finding.fix}", flush=True)
+    failures = [finding for finding in report if finding.level is Level.FAIL]
+    if options.json:
+        document = {
+            "works": not failures,
+            "findings": [
+                {"subject": f.subject, "level": f.level.value.lower(), "text": f.text, "fix": f.fix} for f in report
+            ],
+        }
+        text = json.dumps(document, indent=2, ensure_ascii=False)
+        if quiet:
+            print(text)
+        else:
+            with open(options.json, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+    if not quiet:
+        print("\nCuvil works here." if not failures else f"\nCuvil does not work here: {failures[0].text}")
+    return 1 if failures else 0

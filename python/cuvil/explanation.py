@@ -1,0 +1,191 @@
+"""What :func:`cuvil.explain` returns: the native record as data (``to_dict``) and as text (``str``)."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_MAX_LINES = 12  # Source lines, branches and refusals shown in text; to_dict() has all of them.
+
+_STATES = {
+    "planned": "planned",
+    "preparing": "a plan is being prepared; eager answers meanwhile",
+    "comparing": "a plan is ready and will be compared with eager at the next call",
+    "measuring": "a plan is right and being timed against eager",
+    "refused": "runs as CPython would",
+    "retired": "a plan was slower than eager and is out of use",
+    "opted_out": "opted out",
+    "waiting": "waits for a second call with the same kind of input",
+    "eager": "runs as CPython would",
+}
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(nanoseconds: float) -> str:
+    """Three significant digits in the unit that fits."""
+    for limit, divisor, unit in ((1e3, 1, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms")):
+        if nanoseconds < limit:
+            return f"{nanoseconds / divisor:.3g} {unit}"
+    return f"{nanoseconds / 1e9:.3g} s"
+
+
+def byte_size(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.3g} GiB"
+
+
+def _place(file: object, line: object) -> str:
+    """``file:line`` with the path cut to the part that tells something."""
+    name = str(file)
+    for marker in ("site-packages" + os.sep, "dist-packages" + os.sep):
+        _, found, tail = name.rpartition(marker)
+        if found:
+            name = tail
+            break
+    else:
+        relative = os.path.relpath(name) if os.path.isabs(name) else name
+        name = relative if not relative.startswith("..") else name
+    return f"{name}:{line}" if line else name
+
+
+def _shown(items: list[Any], noun: str) -> tuple[list[Any], list[str]]:
+    rest = len(items) - _MAX_LINES
+    return items[:_MAX_LINES], [f"    … {count(rest, noun)} more in to_dict()"] if rest > 0 else []
+
+
+def _joined(counts: Mapping[str, int], zero: Iterable[str] = ()) -> str:
+    keep = set(zero)
+    parts = sorted(((n, k) for k, n in counts.items() if n or k in keep), reverse=True)
+    return ", ".join(f"{k} {n:,}" for n, k in parts)
+
+
+class Explanation:
+    """One model's record at one moment; immutable."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._record = dict(record)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as dicts, lists, strings and numbers (times in ns, sizes in bytes); safe to change."""
+        return copy.deepcopy(self._record)
+
+    def __repr__(self) -> str:
+        return f"<cuvil.Explanation of {self._record.get('type', 'a module')}: {self.summary()}>"
+
+    def __str__(self) -> str:
+        modules: list[Mapping[str, Any]] = list(self._record.get("modules", []))
+        lines = [f"{self._record.get('type', 'module')}: {self.summary()}"]
+        if not modules:
+            lines.append("  No call of it has been seen while Cuvil was on. Call it, or pass arguments to explain().")
+        for module in modules:
+            lines += self._module_lines(module)
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """One line: how much of the model is planned, and who answered the calls."""
+        modules: list[Mapping[str, Any]] = list(self._record.get("modules", []))
+        if not modules:
+            return "not seen yet"
+        planned = [m for m in modules if m.get("state") == "planned"]
+        whole = any(not m.get("path") for m in planned)
+        if whole:
+            how = "planned whole"
+        elif planned:
+            how = f"{count(len(planned), 'module')} planned, {count(len(modules) - len(planned), 'module')} not"
+        else:
+            root = next((m for m in modules if not m.get("path")), modules[0])
+            how = _STATES.get(str(root.get("state")), str(root.get("state")))
+        root_calls = sum(int(m.get("calls", 0)) for m in modules if not m.get("path"))
+        by_plan = sum(int(m.get("planned_calls", 0)) for m in modules)
+        if whole or not planned:
+            return f"{how}; {count(root_calls, 'call')}, {by_plan:,} by plan"
+        return f"{how}; {count(root_calls, 'call')}, {by_plan:,} module calls by plan"
+
+    def _module_lines(self, module: Mapping[str, Any]) -> list[str]:
+        path = module.get("path") or "(the model)"
+        state = str(module.get("state", "eager"))
+        calls = int(module.get("calls", 0))
+        served = f"{int(module.get('planned_calls', 0)):,} by plan, {int(module.get('eager_calls', 0)):,} by eager"
+        lines = [
+            "",
+            f"{path}  {module.get('type', '')}: {_STATES.get(state, state)} · {count(calls, 'call')}: {served}",
+        ]
+        for number, plan in enumerate(module.get("plans", []), 1):
+            lines += _plan_lines(number, plan)
+        refusals, more = _shown(list(module.get("refusals", [])), "refusal")
+        for refusal in refusals:
+            times = int(refusal.get("count", 1))
+            again = f" ({times}×)" if times > 1 else ""
+            place = f"{_place(refusal['file'], refusal.get('line'))}: " if refusal.get("file") else ""
+            lines.append(f"  not planned [{refusal.get('code', '?')}]{again}: {place}{refusal.get('message', '')}")
+            if refusal.get("advice"):
+                lines.append(f"    advice: {refusal['advice']}")
+        return lines + more
+
+
+def _plan_lines(number: int, plan: Mapping[str, Any]) -> list[str]:
+    mechanisms: Mapping[str, int] = plan.get("mechanisms", {})
+    state = str(plan.get("state", "planned"))
+    head = f"  plan {number}"
+    if plan.get("signature"):
+        head += f"  {plan['signature']}"
+    if state != "planned":
+        head += f"  ({_STATES.get(state, state)})"
+    lines = [head]
+    if plan.get("planned_ns") and plan.get("eager_ns"):
+        planned_ns, eager_ns = float(plan["planned_ns"]), float(plan["eager_ns"])
+        lines.append(
+            f"    time      {duration(planned_ns)} by plan, {duration(eager_ns)} by eager "
+            f"({eager_ns / planned_ns:.2f}×), {count(int(plan.get('planned_calls', 0)), 'call')} served"
+        )
+    if "operators" in plan:
+        frames = int(plan.get("python_frames", 0))
+        lines.append(
+            f"    operators {int(plan['operators']):,}: {_joined(mechanisms, zero=('python',))}"
+            + (f"; in place of {count(frames, 'Python frame')}" if frames else "")
+        )
+    guards: Mapping[str, int] = plan.get("guards", {})
+    if guards:
+        lines.append(f"    guards    {sum(guards.values()):,}: {_joined(guards)}")
+    branches: list[Mapping[str, Any]] = list(plan.get("branches", []))
+    if branches:
+        lines.append(f"    branches  {len(branches):,} places, counted over all traces")
+        for branch in [b for b in branches if b.get("taken") and b.get("not_taken")][:_MAX_LINES]:
+            taken, skipped = int(branch["taken"]), int(branch["not_taken"])
+            lines.append(
+                f"      {_place(branch['file'], branch['line'])} taken {taken:,} of {taken + skipped:,} "
+                f"({taken / (taken + skipped):.0%})"
+            )
+    subgraphs: list[Mapping[str, Any]] = list(plan.get("subgraphs", []))
+    if subgraphs:
+        largest = max(int(s.get("operators", 0)) for s in subgraphs)
+        lines.append(
+            f"    parallel  {count(len(subgraphs), 'independent subgraph')}, the largest of {largest:,} operators"
+        )
+    memory: Mapping[str, Any] = plan.get("memory", {})
+    if memory.get("bytes_sum"):
+        lines.append(
+            f"    memory    {byte_size(memory['bytes_peak'])} at the peak, {byte_size(memory['bytes_sum'])} made in all"
+        )
+    stages: Mapping[str, int] = plan.get("stages_ns", {})
+    if stages:
+        lines.append("    prepared  " + ", ".join(f"{name} {duration(ns)}" for name, ns in stages.items()))
+    by_line = sorted(plan.get("lines", []), key=lambda entry: -int(entry.get("operators", 0)))
+    shown, more = _shown(by_line, "line")
+    if shown:
+        lines.append("    by line of Python")
+    for entry in shown:
+        python_steps = int(entry.get("python_steps", 0))
+        lines.append(
+            f"      {_place(entry['file'], entry['line'])}  {count(int(entry.get('operators', 0)), 'operator')}"
+            + (f", {count(python_steps, 'Python step')}" if python_steps else "")
+        )
+    return lines + more

@@ -1,0 +1,123 @@
+"""The text and the data of explain()."""
+
+from __future__ import annotations
+
+import sysconfig
+from typing import Any
+
+import pytest
+from cuvil.explanation import Explanation, byte_size, duration
+
+SITE = sysconfig.get_paths()["purelib"]
+
+PLAN: dict[str, Any] = {
+    "signature": "f32[1,64] cpu",
+    "state": "planned",
+    "planned_calls": 97,
+    "operators": 8,
+    "python_frames": 21,
+    "mechanisms": {"dispatcher": 7, "unboxed": 1, "python": 0},
+    "guards": {"dict": 30, "type": 12},
+    "branches": [
+        {"file": f"{SITE}/torch/nn/modules/module.py", "line": 1776, "taken": 3, "not_taken": 9},
+        {"file": "m.py", "line": 3, "taken": 3, "not_taken": 0},
+    ],
+    "subgraphs": [{"operators": 3, "cost_ns": 10}, {"operators": 5, "cost_ns": 10}],
+    "memory": {"bytes_sum": 4096, "bytes_peak": 1024},
+    "stages_ns": {"trace": 21_000_000, "lower": 400_000},
+    "eager_ns": 90_000,
+    "planned_ns": 30_000,
+    "lines": [{"file": "m.py", "line": 7, "operators": 8, "python_steps": 1}],
+}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    module = {
+        "path": "",
+        "type": "torch.nn.modules.container.Sequential",
+        "state": "planned",
+        "calls": 100,
+        "planned_calls": 97,
+        "eager_calls": 3,
+        "refusals": [],
+        "plans": [PLAN],
+    }
+    return {"type": "torch.nn.modules.container.Sequential", "modules": [{**module, **changes}]}
+
+
+REFUSAL = {
+    "code": "data-read",
+    "file": "m.py",
+    "line": 12,
+    "message": "Tensor.item() moves data into Python",
+    "advice": "compute the condition with torch.where",
+    "count": 4,
+}
+
+
+def test_planned_model_shows_time_operators_guards_and_stages() -> None:
+    text = str(Explanation(record()))
+    assert "planned whole; 100 calls, 97 by plan" in text
+    assert "30 µs by plan, 90 µs by eager (3.00×)" in text
+    assert "operators 8: dispatcher 7, unboxed 1, python 0; in place of 21 Python frames" in text
+    assert "guards    42: dict 30, type 12" in text
+    assert "2 independent subgraphs, the largest of 5 operators" in text
+    assert "1 KiB at the peak, 4 KiB made in all" in text
+    assert "trace 21 ms, lower 400 µs" in text
+    assert "m.py:7  8 operators, 1 Python step" in text
+
+
+def test_branches_that_went_both_ways_show_their_probability() -> None:
+    text = str(Explanation(record()))
+    assert "torch/nn/modules/module.py:1776 taken 3 of 12 (25%)" in text
+    assert "m.py:3" not in text  # Always the same way: a guard, not a probability.
+
+
+def test_refusal_shows_reason_place_and_advice() -> None:
+    explanation = Explanation(record(state="refused", plans=[], planned_calls=0, refusals=[REFUSAL]))
+    text = str(explanation)
+    assert "not planned [data-read] (4×): m.py:12: Tensor.item() moves data into Python" in text
+    assert "advice: compute the condition with torch.where" in text
+    assert explanation.summary() == "runs as CPython would; 100 calls, 0 by plan"
+
+
+def test_children_planned_in_place_of_a_refused_parent_are_counted() -> None:
+    data = record(state="refused", plans=[], planned_calls=0, refusals=[REFUSAL])
+    data["modules"] += [
+        {**record()["modules"][0], "path": "encoder.0", "planned_calls": 5},
+        {**record()["modules"][0], "path": "encoder.1", "planned_calls": 6},
+    ]
+    explanation = Explanation(data)
+    assert explanation.summary() == "2 modules planned, 1 module not; 100 calls, 11 module calls by plan"
+    assert "encoder.1  torch.nn.modules.container.Sequential: planned" in str(explanation)
+
+
+def test_unseen_model_says_what_to_do() -> None:
+    text = str(Explanation({"type": "Net", "modules": []}))
+    assert "not seen yet" in text
+    assert "pass arguments to explain()" in text
+
+
+def test_long_lists_are_cut_in_text_but_whole_in_data() -> None:
+    lines = [{"file": "m.py", "line": n, "operators": 1, "python_steps": 0} for n in range(40)]
+    explanation = Explanation(record(plans=[{**PLAN, "lines": lines}]))
+    assert "28 lines more in to_dict()" in str(explanation)
+    assert len(explanation.to_dict()["modules"][0]["plans"][0]["lines"]) == 40
+
+
+def test_changing_the_data_does_not_change_the_explanation() -> None:
+    explanation = Explanation(record())
+    explanation.to_dict()["modules"].clear()
+    assert len(explanation.to_dict()["modules"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"), [(0, "0 ns"), (850, "850 ns"), (1_500, "1.5 µs"), (2.5e6, "2.5 ms"), (3e9, "3 s")]
+)
+def test_durations_use_the_unit_that_fits(nanoseconds: float, text: str) -> None:
+    assert duration(nanoseconds) == text
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1024, "1 KiB"), (3 * 2**20, "3 MiB"), (2**31, "2 GiB")])
+def test_byte_sizes_use_the_unit_that_fits(size: int, text: str) -> None:
+    assert byte_size(size) == text
