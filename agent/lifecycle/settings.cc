@@ -1,0 +1,70 @@
+#include "agent/lifecycle/settings.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+
+namespace cuvil::agent {
+namespace {
+
+constexpr size_t kMaxPlansLimit = 4096;
+
+std::string_view View(const char* value) { return value == nullptr ? std::string_view() : std::string_view(value); }
+
+std::string Problem(const char* name, std::string_view value, const char* expected) {
+  return absl::StrCat(name, "=", std::string(value), " is ignored: expected ", expected);
+}
+
+}  // namespace
+
+Settings Settings::From(const char* (*lookup)(const char* name)) {
+  Settings settings;
+
+  std::string_view value = View(lookup("CUVIL_PREPARE"));
+  if (value == "sync") {
+    settings.prepare = PrepareMode::kSync;
+  } else if (!value.empty() && value != "background") {
+    settings.problems.push_back(Problem("CUVIL_PREPARE", value, "background or sync"));
+  }
+
+  value = View(lookup("CUVIL_ADOPT"));
+  if (value == "always") {
+    settings.adopt = AdoptMode::kAlways;
+  } else if (!value.empty() && value != "measure") {
+    settings.problems.push_back(Problem("CUVIL_ADOPT", value, "measure or always"));
+  }
+
+  value = View(lookup("CUVIL_LOG"));
+  if (value == "info") {
+    settings.log_level = LogLevel::kInfo;
+  } else if (value == "debug") {
+    settings.log_level = LogLevel::kDebug;
+  } else if (!value.empty() && value != "warning") {
+    settings.problems.push_back(Problem("CUVIL_LOG", value, "warning, info or debug"));
+  }
+
+  value = View(lookup("CUVIL_DISABLE"));
+  settings.disabled = !value.empty() && value != "0";
+
+  value = View(lookup("CUVIL_PLANS"));
+  if (!value.empty()) {
+    size_t plans = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), plans);
+    if (error == std::errc() && end == value.data() + value.size() && plans >= 1 && plans <= kMaxPlansLimit) {
+      settings.max_plans = plans;
+    } else {
+      settings.problems.push_back(Problem("CUVIL_PLANS", value, "a number from 1 to 4096"));
+    }
+  }
+
+  settings.faults = std::string(View(lookup("CUVIL_FAULT")));
+  return settings;
+}
+
+Settings Settings::FromEnvironment() {
+  return From([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+}  // namespace cuvil::agent

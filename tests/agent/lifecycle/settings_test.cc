@@ -1,0 +1,65 @@
+#include "agent/lifecycle/settings.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+namespace cuvil::agent {
+namespace {
+
+std::map<std::string, std::string>& Environment() {
+  static auto& environment = *new std::map<std::string, std::string>;
+  return environment;
+}
+
+Settings Read(std::map<std::string, std::string> environment) {
+  Environment() = std::move(environment);
+  return Settings::From([](const char* name) -> const char* {
+    const auto it = Environment().find(name);
+    return it == Environment().end() ? nullptr : it->second.c_str();
+  });
+}
+
+TEST(SettingsTest, DefaultsWithoutVariables) {
+  const Settings settings = Read({});
+  EXPECT_EQ(settings.prepare, PrepareMode::kBackground);
+  EXPECT_EQ(settings.adopt, AdoptMode::kMeasure);
+  EXPECT_EQ(settings.log_level, LogLevel::kWarning);
+  EXPECT_FALSE(settings.disabled);
+  EXPECT_EQ(settings.max_plans, 16u);
+  EXPECT_TRUE(settings.problems.empty());
+}
+
+TEST(SettingsTest, ReadsEveryVariable) {
+  const Settings settings = Read({{"CUVIL_PREPARE", "sync"},
+                                  {"CUVIL_ADOPT", "always"},
+                                  {"CUVIL_LOG", "debug"},
+                                  {"CUVIL_DISABLE", "1"},
+                                  {"CUVIL_PLANS", "3"},
+                                  {"CUVIL_FAULT", "run:1"}});
+  EXPECT_EQ(settings.prepare, PrepareMode::kSync);
+  EXPECT_EQ(settings.adopt, AdoptMode::kAlways);
+  EXPECT_EQ(settings.log_level, LogLevel::kDebug);
+  EXPECT_TRUE(settings.disabled);
+  EXPECT_EQ(settings.max_plans, 3u);
+  EXPECT_EQ(settings.faults, "run:1");
+  EXPECT_TRUE(settings.problems.empty());
+}
+
+TEST(SettingsTest, IgnoresNonsenseWithASentenceEach) {
+  const Settings settings =
+      Read({{"CUVIL_PREPARE", "Sync"}, {"CUVIL_ADOPT", "never"}, {"CUVIL_LOG", "all"}, {"CUVIL_PLANS", "0"}});
+  EXPECT_EQ(settings.prepare, PrepareMode::kBackground);
+  EXPECT_EQ(settings.max_plans, 16u);
+  ASSERT_EQ(settings.problems.size(), 4u);
+  EXPECT_EQ(settings.problems[3], "CUVIL_PLANS=0 is ignored: expected a number from 1 to 4096");
+}
+
+TEST(SettingsTest, ZeroAndEmptyDoNotDisable) {
+  EXPECT_FALSE(Read({{"CUVIL_DISABLE", "0"}}).disabled);
+  EXPECT_FALSE(Read({{"CUVIL_DISABLE", ""}}).disabled);
+}
+
+}  // namespace
+}  // namespace cuvil::agent
