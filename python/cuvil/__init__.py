@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cuvil import _native
 from cuvil.explanation import Explanation
@@ -89,7 +89,7 @@ def explain(model: object, *args: object, **kwargs: object) -> Explanation:
     return Explanation(_native.explain(model))
 
 
-def stats() -> dict[str, object]:
+def stats() -> dict[str, Any]:
     """Counters of the process since the last :func:`reset`: calls, planned, eager, traces, refusals by reason, times."""
     return _native.stats()
 

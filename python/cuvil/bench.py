@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from cuvil import environment, models
+from cuvil import models
 from cuvil.explanation import duration
-from cuvil.measure import interleaved, table
+from cuvil.measure import interleaved, save, table
 
 _PLAN_TIMEOUT_SECONDS = 20.0
 
@@ -87,7 +86,7 @@ def _bench_one(torch: Any, name: str, options: argparse.Namespace, rivals: list[
         return call
 
     def planned_calls() -> int:
-        return int(str(cuvil.stats().get("planned", 0)))
+        return int(cuvil.stats().get("planned", 0))
 
     record: dict[str, Any] = {"name": name, "batch": options.batch, "dtype": options.dtype, "device": options.device}
     calls: dict[str, Callable[[], object]] = {}
@@ -214,9 +213,6 @@ def main(argv: list[str]) -> int:
             print(f"bench: {name}: {error}", file=sys.stderr)
             return 2
     if options.json:
-        document = {"command": ["python", "-m", "cuvil", "bench", *argv], **environment.describe(), "results": records}
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2, ensure_ascii=False)
-            file.write("\n")
+        save(options.json, ["python", "-m", "cuvil", "bench", *argv], results=records)
         print(f"\nwritten to {options.json}")
     return 0

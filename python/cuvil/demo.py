@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.resources
-import json
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 from cuvil import environment, models
 from cuvil.explanation import duration
-from cuvil.measure import Timing, interleaved, table
+from cuvil.measure import Timing, interleaved, save, table
 
 _PAD_TO = 16  # Tokens; every contender sees the same padded batches, so a handful of shapes instead of forty.
 _BATCH_SIZES = (1, 32)
@@ -147,7 +146,7 @@ class Demo:
         }
 
 
-def _load() -> tuple[Any, Any, Any]:
+def load() -> tuple[Any, Any, Any]:
     """torch, tokenizer and model; UnknownModel if a package is missing."""
     # Set before transformers is imported: a missing file must be an error here, never a download.
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -208,7 +207,7 @@ def main(argv: list[str]) -> int:
         "Cuvil demo: sentence embeddings with the pretrained all-MiniLM-L6-v2, on the CPU. Loading torch and the model …"
     )
     try:
-        torch, tokenizer, model = _load()
+        torch, tokenizer, model = load()
     except models.UnknownModel as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -268,16 +267,13 @@ def main(argv: list[str]) -> int:
     if note:
         _say(f"torch.compile: {note}")
     if options.json:
-        document = {
-            "command": ["python", "-m", "cuvil.demo", *argv],
-            **environment.describe(),
+        save(
+            options.json,
+            ["python", "-m", "cuvil.demo", *argv],
             **demo.to_dict(),
-            "torch_compile": note or "ran",
-            "explanation": explanation.to_dict(),
-        }
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2, ensure_ascii=False)
-            file.write("\n")
+            torch_compile=note or "ran",
+            explanation=explanation.to_dict(),
+        )
         _say(f"written to {options.json}")
     return 0
 

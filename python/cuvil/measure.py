@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import sys
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from cuvil import environment
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *(line(row) for row in rows)])
+
+
+def save(path: str, command: Sequence[str], **results: Any) -> None:
+    """Writes a measurement as JSON, with the command that made it and the machine it was made on."""
+    document = {"command": list(command), **environment.describe(), **results}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(document, file, indent=2, ensure_ascii=False)
+        file.write("\n")
