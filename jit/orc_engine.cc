@@ -1,6 +1,9 @@
 #include "jit/orc_engine.h"
 
+#include <llvm/Config/llvm-config.h>
+#if LLVM_VERSION_MAJOR >= 20
 #include <llvm/ExecutionEngine/Orc/AbsoluteSymbols.h>
+#endif
 #include <llvm/ExecutionEngine/Orc/JITTargetMachineBuilder.h>
 #include <llvm/ExecutionEngine/Orc/LLJIT.h>
 #include <llvm/ExecutionEngine/Orc/ObjectLinkingLayer.h>

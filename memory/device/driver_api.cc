@@ -1,0 +1,80 @@
+#include "memory/device/driver_api.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace cuvil::device {
+namespace {
+
+enum class Presence { kRequired, kOptional };
+
+// CUdevice_attribute values of cuda.h.
+constexpr int kMultiprocessorCount = 16;
+constexpr int kComputeCapabilityMajor = 75;
+constexpr int kComputeCapabilityMinor = 76;
+
+absl::StatusOr<Gpu> DescribeGpu(const DriverApi& api, int ordinal) {
+  Gpu gpu;
+  int device = 0;
+  char name[256] = {};
+  size_t memory_bytes = 0;
+  struct Call {
+    const char* text;
+    int result;
+  };
+  if (auto s = api.ToStatus("cuDeviceGet", api.cuDeviceGet(&device, ordinal)); !s.ok()) return s;
+  for (const Call& call : {
+           Call{"cuDeviceGetName", api.cuDeviceGetName(name, sizeof(name) - 1, device)},
+           Call{"cuDeviceTotalMem", api.cuDeviceTotalMem_v2(&memory_bytes, device)},
+           Call{"cuDeviceGetAttribute(MULTIPROCESSOR_COUNT)",
+                api.cuDeviceGetAttribute(&gpu.num_multiprocessors, kMultiprocessorCount, device)},
+           Call{"cuDeviceGetAttribute(COMPUTE_CAPABILITY_MAJOR)",
+                api.cuDeviceGetAttribute(&gpu.compute_capability_major, kComputeCapabilityMajor, device)},
+           Call{"cuDeviceGetAttribute(COMPUTE_CAPABILITY_MINOR)",
+                api.cuDeviceGetAttribute(&gpu.compute_capability_minor, kComputeCapabilityMinor, device)},
+       }) {
+    if (auto s = api.ToStatus(call.text, call.result); !s.ok()) return s;
+  }
+  gpu.name = name;
+  gpu.memory_bytes = memory_bytes;
+  return gpu;
+}
+
+}  // namespace
+
+absl::StatusOr<DriverApi> DriverApi::Load() {
+  auto library = SharedLibrary::Open({"libcuda.so.1"});
+  if (!library.ok()) return library.status();
+  DriverApi api;
+  const char* missing = nullptr;
+#define CUVIL_DRIVER_FUNCTION(presence, name, ...)                         \
+  api.name = reinterpret_cast<int (*)(__VA_ARGS__)>(library->Find(#name)); \
+  if (api.name == nullptr && Presence::presence == Presence::kRequired && missing == nullptr) missing = #name;
+#include "memory/device/driver_api.def"
+  if (missing != nullptr) return absl::UnavailableError(absl::StrCat(library->path(), " has no ", missing));
+  return api;
+}
+
+absl::Status DriverApi::ToStatus(const char* call, int result) const {
+  if (result == 0) return absl::OkStatus();
+  const char* name = nullptr;
+  cuGetErrorName(result, &name);
+  return absl::UnavailableError(absl::StrCat(call, ": ", name != nullptr ? name : "CUresult", " (", result, ")"));
+}
+
+absl::StatusOr<DriverReport> ProbeDriver() {
+  auto api = DriverApi::Load();
+  if (!api.ok()) return api.status();
+  if (auto s = api->ToStatus("cuInit", api->cuInit(0)); !s.ok()) return s;
+  DriverReport report;
+  if (auto s = api->ToStatus("cuDriverGetVersion", api->cuDriverGetVersion(&report.cuda_version)); !s.ok()) return s;
+  int count = 0;
+  if (auto s = api->ToStatus("cuDeviceGetCount", api->cuDeviceGetCount(&count)); !s.ok()) return s;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    auto gpu = DescribeGpu(*api, ordinal);
+    if (!gpu.ok()) return gpu.status();
+    report.gpus.push_back(*std::move(gpu));
+  }
+  return report;
+}
+
+}  // namespace cuvil::device
