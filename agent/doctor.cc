@@ -1,9 +1,114 @@
 #include "agent/doctor.h"
 
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/boundary.h"
+#include "agent/py_ref.h"
+#include "jit/probe_kernel.h"
+#include "scheduler/machine_report.h"
+
 namespace cuvil::agent {
 namespace {
 
+// Runs `body` without the GIL: probing waits for code generation or for a GPU to wake up.
+template <typename Body>
+auto WithoutGil(Body&& body) {
+  PyThreadState* state = PyEval_SaveThread();
+  // Whatever `body` throws must not leave this thread without the GIL.
+  struct Restore {
+    PyThreadState* state;
+    ~Restore() { PyEval_RestoreThread(state); }
+  } restore{state};
+  return std::forward<Body>(body)();
+}
+
+PyObject* BuildInfo(PyObject*, PyObject*) noexcept {
+  return Boundary([] {
+    return OwnedRef::Steal(Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s}", "version", CUVIL_VERSION, "git_sha",
+                                         CUVIL_GIT_SHA, "compiler", CUVIL_COMPILER, "python", PY_VERSION, "llvm",
+                                         CUVIL_LLVM, "build_type", CUVIL_BUILD));
+  });
+}
+
+PyObject* LlvmSelfTest(PyObject*, PyObject*) noexcept {
+  return Boundary([]() -> absl::StatusOr<OwnedRef> {
+    const auto probe = WithoutGil([] { return jit::RunProbeKernel(); });
+    if (!probe.ok()) return probe.status();
+    return OwnedRef::Steal(Py_BuildValue("{s:s,s:s,s:s,s:i,s:L}", "version", probe->llvm_version.c_str(), "host_cpu",
+                                         probe->host.name.c_str(), "features", probe->host.features.c_str(),
+                                         "vector_width_bytes", probe->host.vector_width_bytes, "compile_ns",
+                                         static_cast<long long>(probe->compile_ms * 1e6)));
+  });
+}
+
+OwnedRef ToPython(const absl::StatusOr<device::DriverReport>& driver) {
+  if (!driver.ok()) {
+    return OwnedRef::Steal(Py_BuildValue("{s:i,s:s,s:[]}", "cuda_version", 0, "problem",
+                                         std::string(driver.status().message()).c_str(), "gpus"));
+  }
+  OwnedRef gpus = OwnedRef::Steal(PyList_New(0));
+  if (!gpus) return gpus;
+  for (const device::Gpu& gpu : driver->gpus) {
+    OwnedRef entry = OwnedRef::Steal(
+        Py_BuildValue("{s:s,s:(ii),s:i,s:K}", "name", gpu.name.c_str(), "compute_capability",
+                      gpu.compute_capability_major, gpu.compute_capability_minor, "num_multiprocessors",
+                      gpu.num_multiprocessors, "memory_bytes", static_cast<unsigned long long>(gpu.memory_bytes)));
+    if (!entry || PyList_Append(gpus.get(), entry.get()) < 0) return OwnedRef();
+  }
+  return OwnedRef::Steal(
+      Py_BuildValue("{s:i,s:s,s:O}", "cuda_version", driver->cuda_version, "problem", "", "gpus", gpus.get()));
+}
+
+OwnedRef ToPython(const device::VendorLibrary& library) {
+  return OwnedRef::Steal(Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:O}", "id", library.id.c_str(), "name",
+                                       library.name.c_str(), "use", library.use.c_str(), "problem",
+                                       std::string(library.status.message()).c_str(), "soname", library.soname.c_str(),
+                                       "path", library.path.c_str(), "version", library.version.c_str(), "was_loaded",
+                                       library.was_loaded ? Py_True : Py_False));
+}
+
+OwnedRef ToPython(const device::NumaNode& node) {
+  OwnedRef cpus = OwnedRef::Steal(PyList_New(0));
+  if (!cpus) return cpus;
+  for (int cpu : node.cpus) {
+    OwnedRef number = OwnedRef::Steal(PyLong_FromLong(cpu));
+    if (!number || PyList_Append(cpus.get(), number.get()) < 0) return OwnedRef();
+  }
+  return OwnedRef::Steal(Py_BuildValue("{s:i,s:O}", "id", node.id, "cpus", cpus.get()));
+}
+
+template <typename Rows>
+OwnedRef ToList(const Rows& rows) {
+  OwnedRef list = OwnedRef::Steal(PyList_New(0));
+  if (!list) return list;
+  for (const auto& row : rows) {
+    OwnedRef entry = ToPython(row);
+    if (!entry || PyList_Append(list.get(), entry.get()) < 0) return OwnedRef();
+  }
+  return list;
+}
+
+PyObject* MachineReport(PyObject*, PyObject*) noexcept {
+  return Boundary([]() -> OwnedRef {
+    const scheduler::MachineReport report = WithoutGil([] { return scheduler::ProbeMachine(); });
+    OwnedRef driver = ToPython(report.driver);
+    if (!driver) return driver;
+    OwnedRef libraries = ToList(report.libraries);
+    if (!libraries) return libraries;
+    OwnedRef nodes = ToList(report.numa_nodes);
+    if (!nodes) return nodes;
+    return OwnedRef::Steal(Py_BuildValue("{s:O,s:O,s:O}", "driver", driver.get(), "libraries", libraries.get(),
+                                         "numa_nodes", nodes.get()));
+  });
+}
+
 PyMethodDef kMethods[] = {
+    {"build_info", BuildInfo, METH_NOARGS, "What this binary was made from."},
+    {"llvm_self_test", LlvmSelfTest, METH_NOARGS, "Compiles and runs one kernel; RuntimeError if that fails."},
+    {"machine_report", MachineReport, METH_NOARGS, "The CUDA driver, optional libraries and memory nodes."},
     {nullptr, nullptr, 0, nullptr},
 };
 

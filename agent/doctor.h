@@ -1,12 +1,13 @@
+// What the binary is and what the machine offers, for `python -m cuvil doctor`.
 #pragma once
 
 #include <Python.h>
 
 namespace cuvil::agent {
 
-// Adds the functions behind `python -m cuvil doctor` to `module`.
+// Adds build_info(), llvm_self_test() and machine_report() to `module`.
 //
-// Threads:   GIL held.
+// Threads:   GIL held; the functions release it while they probe.
 // Errors:    -1 with an exception set.
 int RegisterDoctor(PyObject* module) noexcept;
 

@@ -17,7 +17,15 @@ def torch_self_test() -> str:
     """Checks the torch boundary on throw-away tensors; torch must have been imported. "" or one sentence."""
 
 def llvm_self_test() -> dict[str, Any]:
-    """Compiles and runs one tiny kernel: version, host_cpu, features, compile_ns; RuntimeError if that fails."""
+    """Compiles and runs one tiny kernel: version, host_cpu, features, vector_width_bytes, compile_ns; RuntimeError if that fails."""
 
 def build_info() -> dict[str, str]:
     """What this binary was made from: version, git_sha, compiler, python, llvm, build_type."""
+
+def machine_report() -> dict[str, Any]:
+    """What the machine offers, each part with a "problem" that is "" or one sentence.
+
+    driver: cuda_version, problem, gpus (name, compute_capability, num_multiprocessors, memory_bytes);
+    libraries: id (nvml, cupti, cudnn, cublaslt, numa), name, use, problem, soname, path, version, was_loaded;
+    numa_nodes: id, cpus.
+    """
