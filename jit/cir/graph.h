@@ -127,7 +127,8 @@ class GraphBuilder {
   ValueId AddResultValue(TensorType type, StorageId storage, bool dynamic_shape = false);
   // Equal texts share one entry.
   uint32_t AddSource(const std::string& text);
-  // Gives the op's index. Result values are bound to this op here.
+  // Gives the op's index. Result values are bound to this op here, and is_view is set if one shares an operand's
+  // storage: schemas do not always tell (einsum, meshgrid).
   uint32_t AddOp(Op op);
   void AddOutput(ValueId value);
 
