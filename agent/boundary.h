@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {
@@ -38,8 +39,10 @@ inline void RaiseStatus(const absl::Status& status) noexcept {
     default:
       break;
   }
-  // A format keeps a message without terminator, or with a NUL inside, in bounds.
-  PyErr_Format(type, "%.*s", static_cast<int>(status.message().size()), status.message().data());
+  absl::string_view message = status.message();
+  OwnedRef text =
+      OwnedRef::Steal(PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()), "replace"));
+  if (text) PyErr_SetObject(type, text.get());
 }
 
 // Runs `body`, a callable without arguments that returns absl::StatusOr<OwnedRef> or OwnedRef (null: an exception is

@@ -156,6 +156,8 @@ BuildKind GetBuildKind(const Site& site) noexcept;
 
 // ----------------------------------------------------------------------------------------------------------- frames
 
+enum class FrameOwner : uint8_t { kThread, kGenerator };
+
 // Borrowed read-only look at one Python frame; valid until the callback that received it returns.
 //
 // A call of a generator or coroutine function is a frame of its own (creates_generator()) that ends at once and returns
@@ -163,7 +165,8 @@ BuildKind GetBuildKind(const Site& site) noexcept;
 class FrameView {
  public:
   FrameView() = default;
-  FrameView(_PyInterpreterFrame* frame, PyCodeObject* code) : frame_(frame), code_(code) {}
+  FrameView(_PyInterpreterFrame* frame, PyCodeObject* code, FrameOwner owner)
+      : frame_(frame), code_(code), owner_(owner) {}
 
   explicit operator bool() const { return frame_ != nullptr; }
   // Identity, stable as long as the frame (for a generator's body: the generator) lives, and reused afterwards.
@@ -173,16 +176,22 @@ class FrameView {
   PyFunctionObject* function() const noexcept;
   PyObject* globals() const noexcept;
   PyObject* builtins() const noexcept;
-  PyObject* locals() const noexcept;        // namespace of a module, class body or exec; null in functions
-  PyObject** localsplus() const noexcept;   // locals, cells, free variables: co_nlocalsplus of them
-  FrameView previous() const noexcept;      // the calling Python frame, shim frames left out
-  PyObject* generator() const noexcept;     // generator, coroutine or async generator that owns the frame, or null
-  bool resumed() const noexcept;            // entered at a yield, or at a generator's first start
-  bool creates_generator() const noexcept;  // see above; true for the call's own frame only
+  PyObject* locals() const noexcept;       // namespace of a module, class body or exec; null in functions
+  PyObject** localsplus() const noexcept;  // locals, cells, free variables: co_nlocalsplus of them
+  FrameView previous() const noexcept;     // the calling Python frame, shim frames left out
+  PyObject* generator() const noexcept;    // generator, coroutine or async generator that owns the frame, or null
+  // Entered at a yield, or at a generator's first start.
+  bool resumed() const { return owner_ == FrameOwner::kGenerator; }
+  // See above; true for the call's own frame only.
+  bool creates_generator() const {
+    return owner_ == FrameOwner::kThread &&
+           (code_->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE)) != 0;
+  }
 
  private:
   _PyInterpreterFrame* frame_ = nullptr;
   PyCodeObject* code_ = nullptr;
+  FrameOwner owner_ = FrameOwner::kThread;  // kept here because a frame that ended cannot be asked
 };
 
 // The innermost Python frame of the thread, or an empty view.

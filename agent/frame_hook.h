@@ -52,9 +52,14 @@ struct ExtentStatistics {
   uint64_t probes = 0;
 };
 
+enum class Observers : uint8_t {
+  kRefuse,
+  kIgnore,  // for code of our own that no observer is told about
+};
+
 class TraceExtent {
  public:
-  static absl::StatusOr<std::unique_ptr<TraceExtent>> Begin(ProbeSink* sink);
+  static absl::StatusOr<std::unique_ptr<TraceExtent>> Begin(ProbeSink* sink, Observers observers = Observers::kRefuse);
   ~TraceExtent();
   TraceExtent(const TraceExtent&) = delete;
   TraceExtent& operator=(const TraceExtent&) = delete;

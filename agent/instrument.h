@@ -10,6 +10,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,7 +18,7 @@
 
 namespace cuvil::agent {
 
-// Called by every probe, on any thread, whichever extent is active: `stack_top[-1]` is the top of the operand stack.
+// Called by every probe that the probed thread passes: `stack_top[-1]` is the top of the operand stack.
 using ProbeHandler = void (*)(PyThreadState* thread, const FrameView& frame, const Site& site, PyObject** stack_top);
 
 // What is known about one original code object; freed with it.
@@ -53,6 +54,9 @@ class Instrumenter {
   // Errors: Unavailable  the interpreter has no slot left
   static absl::Status Prepare(ProbeHandler handler);
 
+  // Probes on this thread call the handler; null: on none. All others cost a few nanoseconds and do nothing.
+  static void SetProbedThread(PyThreadState* thread) noexcept;
+
   // The record of `code` (or, for a copy, of its original), made at the first call. From then on frames and generators
   // of the original are allocated with room for the copy. Null only when memory is short.
   static CodeRecord* RecordFor(PyCodeObject* code) noexcept;
@@ -66,6 +70,9 @@ class Instrumenter {
   static uint64_t num_refused() noexcept;
   // Probes whose stack or position was not what the analysis had said. Not zero: a bug; the sink was not called.
   static uint64_t num_mismatches() noexcept;
+
+ private:
+  static std::unique_ptr<CodeRecord> Make(PyCodeObject* code);
 };
 
 }  // namespace cuvil::agent

@@ -3,12 +3,14 @@
 #include <Python.h>
 
 #include "agent/doctor.h"
+#include "agent/instrument_debug.h"
 
 namespace {
 
 // In the order in which the subsystems depend on each other. Each returns 0, or -1 with an exception set.
 constexpr int (*kRegistrations[])(PyObject* module) = {
     cuvil::agent::RegisterDoctor,
+    cuvil::agent::RegisterInstrumentDebug,
 };
 
 PyModuleDef kDefinition = {
