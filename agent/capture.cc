@@ -1,0 +1,302 @@
+#include "agent/capture.h"
+
+#include <time.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/call_table.h"
+#include "agent/captured_tensors.h"
+#include "agent/frame_hook.h"
+#include "agent/guards.h"
+#include "agent/input_signature.h"
+#include "agent/op_recorder.h"
+#include "agent/output_recipe.h"
+#include "agent/torch_state.h"
+#include "agent/tracer.h"
+
+namespace cuvil::agent {
+namespace {
+
+uint64_t NowNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+Refusal MakeRefusal(const char* code, std::string message, const char* advice, bool retry = false) {
+  Refusal refusal;
+  refusal.code = code;
+  refusal.message = std::move(message);
+  refusal.advice = advice;
+  refusal.retry = retry;
+  return refusal;
+}
+
+// The cyclic collector stays off during a trace: its callbacks and finalizers are not the model.
+class CollectorPause {
+ public:
+  CollectorPause() : was_enabled_(PyGC_Disable() != 0) {}
+  ~CollectorPause() {
+    if (was_enabled_) PyGC_Enable();
+  }
+  CollectorPause(const CollectorPause&) = delete;
+  CollectorPause& operator=(const CollectorPause&) = delete;
+
+ private:
+  bool was_enabled_;
+};
+
+}  // namespace
+
+Capture::Capture() = default;
+
+Capture::~Capture() {
+  // The last owner may be a worker thread; and at interpreter exit references are leaked rather than dropped.
+  if (!Py_IsInitialized()) {
+    for (OwnedRef& object : constant_objects_) (void)object.release();
+    (void)guards_.release();
+    (void)inputs_.release();
+    (void)output_.release();
+    (void)captured_.release();
+    return;
+  }
+  PyGILState_STATE state = PyGILState_Ensure();
+  constant_objects_.clear();
+  guards_.reset();
+  inputs_.reset();
+  output_.reset();
+  captured_.reset();
+  PyGILState_Release(state);
+}
+
+bool Capture::MatchesInputs(const CallArgs& call) const { return inputs_->Matches(call); }
+
+bool Capture::GuardsHold() {
+  if (TorchStateReader::Read() != torch_state_) {
+    last_failure_ = "torch's ambient state (grad mode, inference mode, autocast, default dtype, modes)";
+    return false;
+  }
+  if (!guards_->Hold()) {
+    last_failure_ = guards_->LastFailure();
+    return false;
+  }
+  int64_t changed = captured_->FirstChanged();
+  if (changed >= 0) {
+    last_failure_ = absl::StrCat("the metadata of captured tensor ", changed);
+    return false;
+  }
+  return true;
+}
+
+std::string Capture::LastFailure() const { return last_failure_; }
+
+bool Capture::CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vector<torch_abi::TensorRef>* inputs,
+                             std::vector<torch_abi::TensorRef>* captured) {
+  std::vector<PyObject*> objects;
+  if (!inputs_->CollectTensors(call, &objects)) return false;
+  for (PyObject* object : objects) {
+    if (compares_identity_) {
+      // The call compared tensors by identity: an argument that is also a weight would take another path.
+      for (size_t i = 0; i < captured_->size(); ++i) {
+        if (captured_->at(i) == object) return false;
+      }
+    }
+    pins->Pin(object);
+    inputs->push_back(Bridge().FromPyObject(object));
+  }
+  for (size_t i = 0; i < captured_->size(); ++i) {
+    pins->Pin(captured_->at(i));
+    captured->push_back(Bridge().FromPyObject(captured_->at(i)));
+  }
+  return true;
+}
+
+PyObject* Capture::BuildOutput(const CallArgs& call, std::vector<torch_abi::OwnedTensor> results) {
+  return output_->Build(call, *inputs_, std::move(results));
+}
+
+size_t Capture::num_guards() const { return guards_->size() + captured_->size(); }
+
+std::string Capture::DescribeGuards() const {
+  std::string text = guards_->Describe();
+  if (captured_->size() > 0) absl::StrAppend(&text, text.empty() ? "" : ", ", captured_->size(), " captured tensors");
+  return text;
+}
+
+// Puts a Capture together from what the trace's parts have collected.
+class CaptureBuilder {
+ public:
+  static std::shared_ptr<Capture> Build(Tracer* tracer, OpRecorder* recorder, InputSignature signature,
+                                        const TorchState& state, PyObject* result, uint64_t hash, Refusal* refusal) {
+    HeapLog& heap = tracer->heap();
+    std::vector<bool> old = heap.FindOld(result);
+    const std::vector<HeapEntry>& entries = heap.entries();
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (!old[i] || heap.Unchanged(entries[i])) continue;
+      *refusal = NetWrite(*tracer, entries[i]);
+      return nullptr;
+    }
+    for (PyObject* tensor : recorder->captured()) {
+      if (heap.IsNew(tensor)) {
+        *refusal = MakeRefusal("unknown-tensor", "an operator uses a tensor that the call made by unknown means",
+                               "make tensors with torch functions");
+        return nullptr;
+      }
+    }
+    std::string why_not;
+    std::unique_ptr<OutputRecipe> output = OutputRecipe::Describe(result, heap, signature, recorder, &why_not);
+    if (output == nullptr) {
+      *refusal = MakeRefusal("output", why_not, "return tensors, containers of them, dataclasses or plain values");
+      return nullptr;
+    }
+    // An argument tensor that the call also found somewhere else must be found there again.
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (!old[i] || entries[i].structural) continue;
+      for (const DictItem& item : entries[i].items) {
+        if (item.value != nullptr && IsTensor(item.value)) signature.PinIdentity(item.value);
+      }
+      for (PyObject* value : entries[i].pointers) {
+        if (value != nullptr && IsTensor(value)) signature.PinIdentity(value);
+      }
+    }
+    auto capture = std::shared_ptr<Capture>(new Capture());
+    capture->guards_ = std::make_unique<GuardSet>(heap, old);
+    capture->captured_ = std::make_unique<CapturedTensors>();
+    for (PyObject* tensor : recorder->captured()) capture->captured_->Add(tensor);
+    capture->constant_objects_ = recorder->TakeConstants();
+    for (const OwnedRef& constant : capture->constant_objects_) {
+      capture->constants_.push_back(Bridge().FromPyObject(constant.get()));
+    }
+    capture->has_random_ops_ = recorder->has_random_ops();
+    capture->has_uninitialized_memory_ = recorder->has_uninitialized_memory();
+    capture->compares_identity_ = tracer->compared_identity();
+    capture->output_ = std::move(output);
+    signature.ForgetObjects();
+    capture->inputs_ = std::make_unique<InputSignature>(std::move(signature));
+    capture->torch_state_ = state;
+    capture->signature_hash_ = hash;
+    absl::StatusOr<cir::Graph> graph = std::move(recorder->graph()).Build();
+    if (!graph.ok()) {
+      *refusal = MakeRefusal("internal", std::string(graph.status().message()), "please report this");
+      return nullptr;
+    }
+    capture->trace_.graph = *std::move(graph);
+    capture->trace_.branches = tracer->BranchCounts();
+    capture->trace_.frames = tracer->FrameCounts();
+    capture->trace_.sources = tracer->TakeSources();
+    return capture;
+  }
+
+ private:
+  static Refusal NetWrite(const Tracer& tracer, const HeapEntry& entry) {
+    Refusal refusal;
+    std::string type = Py_TYPE(entry.object)->tp_name;
+    if (entry.kind == StateKind::kOpaque) {
+      refusal = MakeRefusal("opaque-state", absl::StrCat("uses the state of a ", type, " that existed before the call"),
+                            "make the object inside of the call");
+    } else if (entry.kind == StateKind::kCall) {
+      refusal = MakeRefusal("ambient-write", "leaves ambient state changed", "set it around the call", true);
+    } else if (!entry.written) {
+      return MakeRefusal("concurrent-change", absl::StrCat("a ", type, " changed during the trace"),
+                         "another thread or a callback changed it; the next call is traced anew", true);
+    } else {
+      refusal = MakeRefusal("net-write", absl::StrCat("changes a ", type, " that existed before the call"),
+                            "keep state outside of forward, or return it", true);
+    }
+    if (entry.written_at != 0 || entry.written) {
+      const trace::SourceLocation& source = tracer.source(entry.written_at);
+      refusal.file = source.user_file;
+      refusal.line = source.user_line;
+    }
+    return refusal;
+  }
+};
+
+namespace {
+PyObject* g_module_call = nullptr;  // torch.nn.Module's for as long as the process lives
+}  // namespace
+
+PyObject* ModuleCallFunction() { return g_module_call; }
+
+absl::Status InitializeCapture() {
+  if (absl::Status status = BuildCallTable(); !status.ok()) return status;
+  if (absl::Status status = TorchStateReader::Initialize(); !status.ok()) return status;
+  if (absl::Status status = OpRecorder::Initialize(); !status.ok()) return status;
+  PyObject* function = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Types().module), "__call__");
+  if (function == nullptr || !PyFunction_Check(function)) {
+    PyErr_Clear();
+    Py_XDECREF(function);
+    return absl::FailedPreconditionError(
+        "torch.nn.Module.__call__ is no plain function; remove what replaced it before enable()");
+  }
+  Py_XDECREF(g_module_call);
+  g_module_call = function;
+  return absl::OkStatus();
+}
+
+CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
+  CaptureOutcome outcome;
+  uint64_t start = NowNs();
+  auto run = [&] {
+    // The function itself: callers that go through the slot would come back to us.
+    return original(ModuleCallFunction(), call.args, call.nargsf, call.kwnames);
+  };
+  TorchState state = TorchStateReader::Read();
+  std::string untouched = TorchStateReader::WhyUntouched(state);
+  if (!untouched.empty()) {
+    outcome.refusal = MakeRefusal("torch-mode", untouched, "the call runs as it is while that lasts", true);
+    outcome.result = run();
+    outcome.trace_ns = NowNs() - start;
+    return outcome;
+  }
+  uint64_t hash = SignatureHash(call);
+  {
+    CollectorPause pause;
+    Tracer tracer;
+    OpRecorder recorder(&tracer);
+    InputSignature signature;
+    std::string why_not;
+    if (!InputSignature::Describe(call, &recorder, &tracer.heap(), &signature, &why_not)) {
+      outcome.refusal = MakeRefusal("argument", why_not, "the call runs as it is");
+      outcome.result = run();
+      outcome.trace_ns = NowNs() - start;
+      return outcome;
+    }
+    absl::StatusOr<std::unique_ptr<TraceExtent>> extent = TraceExtent::Begin(&tracer);
+    if (!extent.ok()) {
+      outcome.refusal = MakeRefusal("extent", std::string(extent.status().message()),
+                                    "remove the other tool, or call without it", true);
+      outcome.result = run();
+      outcome.trace_ns = NowNs() - start;
+      return outcome;
+    }
+    if (!recorder.Start()) {
+      PyErr_Clear();
+      tracer.Refuse("torch-mode", "torch refused the recording mode", "please report this");
+    }
+    outcome.result = run();
+    recorder.Stop();
+    absl::Status watched = (*extent)->status();
+    extent->reset();
+
+    ErrorScope errors;
+    if (tracer.refused()) {
+      outcome.refusal = tracer.refusal();
+    } else if (outcome.result == nullptr) {
+      outcome.refusal = MakeRefusal("exception", "the call raised an exception", "it may depend on data", true);
+    } else if (!watched.ok()) {
+      outcome.refusal = MakeRefusal("extent", std::string(watched.message()), "the next call is traced anew", true);
+    } else if (TorchStateReader::Read() != state) {
+      outcome.refusal = MakeRefusal("ambient-write", "leaves torch's ambient state changed", "set it around the call");
+    } else {
+      outcome.capture = CaptureBuilder::Build(&tracer, &recorder, std::move(signature), state, outcome.result, hash,
+                                              &outcome.refusal);
+    }
+  }
+  outcome.trace_ns = NowNs() - start;
+  return outcome;
+}
+
+}  // namespace cuvil::agent

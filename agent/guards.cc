@@ -1,0 +1,316 @@
+#include "agent/guards.h"
+
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "agent/cpython_compat.h"
+
+extern "C" {
+PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
+PyAPI_FUNC(PyObject*) _PyDict_GetItem_KnownHash(PyObject*, PyObject*, Py_hash_t);
+PyAPI_FUNC(int) _PySet_NextEntry(PyObject*, Py_ssize_t*, PyObject**, Py_hash_t*);
+}
+
+namespace cuvil::agent {
+namespace {
+
+PyObject* LoadPointer(PyObject* object, Py_ssize_t offset) {
+  PyObject* value;
+  std::memcpy(&value, reinterpret_cast<char*>(object) + offset, sizeof value);
+  return value;
+}
+
+const char* KindName(StateKind kind) {
+  switch (kind) {
+    case StateKind::kInstance:
+      return "instances";
+    case StateKind::kDict:
+      return "dicts";
+    case StateKind::kType:
+      return "classes";
+    case StateKind::kList:
+      return "lists";
+    case StateKind::kSet:
+      return "sets";
+    case StateKind::kCell:
+      return "closure cells";
+    case StateKind::kFunction:
+      return "functions";
+    case StateKind::kMember:
+      return "members";
+    case StateKind::kContextVar:
+      return "context variables";
+    case StateKind::kCall:
+      return "ambient states";
+    case StateKind::kWeakref:
+      return "weak references";
+    case StateKind::kOpaque:
+      return "opaque objects";
+  }
+  return "unknown";
+}
+
+std::string Text(PyObject* object) {
+  if (object == nullptr) return "nothing";
+  if (PyUnicode_CheckExact(object)) {
+    const char* text = PyUnicode_AsUTF8(object);
+    if (text == nullptr) PyErr_Clear();
+    return text == nullptr ? "str" : text;
+  }
+  return std::string(Py_TYPE(object)->tp_name) + " object";
+}
+
+}  // namespace
+
+ExpectedValue::ExpectedValue(PyObject* value) : pointer_(value) {
+  if (value == nullptr) return;
+  type_ = Py_TYPE(value);
+  if (PyTuple_Check(value)) {
+    mode_ = Mode::kTuple;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) items_.emplace_back(PyTuple_GET_ITEM(value, i));
+    return;
+  }
+  if (type_ == &PyList_Type || type_ == &PyDict_Type || type_ == &PySet_Type) {
+    mode_ = Mode::kPlain;
+    return;
+  }
+  if (!IsAtom(value) && PyType_SUPPORTS_WEAKREFS(type_)) {
+    keeper_ = PyWeakref_NewRef(value, nullptr);
+    if (keeper_ != nullptr) {
+      mode_ = Mode::kWeak;
+      return;
+    }
+    PyErr_Clear();
+  }
+  mode_ = Mode::kOwned;
+  keeper_ = Py_NewRef(value);
+}
+
+ExpectedValue::~ExpectedValue() { Py_XDECREF(keeper_); }
+
+bool ExpectedValue::MatchesTuple(PyObject* now) const {
+  // Not by address: an equal tuple with the same items is the same value to any program that does not ask for id().
+  if (now == nullptr || Py_TYPE(now) != type_) return false;
+  if (static_cast<size_t>(PyTuple_GET_SIZE(now)) != items_.size()) return false;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    if (!items_[i].Matches(PyTuple_GET_ITEM(now, i))) return false;
+  }
+  return true;
+}
+
+GuardSet::Details::~Details() {
+  for (PyObject* key : keys) Py_XDECREF(key);
+}
+
+GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
+  const std::vector<HeapEntry>& entries = log.entries();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const HeapEntry& entry = entries[i];
+    if (!old[i] || entry.structural) continue;
+    Check check{entry.kind,
+                static_cast<uint32_t>(details_.size()),
+                entry.object,
+                0,
+                reinterpret_cast<uintptr_t>(Py_TYPE(entry.object)),
+                entry.offset};
+    Details details;
+    details.whole = entry.whole;
+    details.what = std::string(KindName(entry.kind)) + ": " + Py_TYPE(entry.object)->tp_name;
+    auto add_value = [&](PyObject* value) { details.values.emplace_back(value); };
+    switch (entry.kind) {
+      case StateKind::kInstance:
+        check.expected = reinterpret_cast<uintptr_t>(entry.pointers[0]);
+        check.second = reinterpret_cast<uintptr_t>(entry.pointers[1]);
+        break;
+      case StateKind::kDict:
+      case StateKind::kType:
+        for (const DictItem& item : entry.items) {
+          details.keys.push_back(Py_NewRef(item.key));
+          details.hashes.push_back(item.hash);
+          add_value(item.value);
+        }
+        if (entry.kind == StateKind::kType) {
+          details.what = std::string("class ") + reinterpret_cast<PyTypeObject*>(entry.object)->tp_name;
+          check.expected = TypeTag(reinterpret_cast<PyTypeObject*>(entry.object));
+        } else {
+          check.expected = DictTag(reinterpret_cast<PyDictObject*>(entry.object));
+          if (entry.whole && entry.items.size() > 1 && PyODict_Check(entry.object)) {
+            details.ordered = true;
+            details.order_state = OrderedDictState(entry.object);
+          }
+        }
+        break;
+      case StateKind::kList:
+      case StateKind::kSet:
+        for (PyObject* value : entry.pointers) add_value(value);
+        break;
+      case StateKind::kFunction:
+        for (size_t k = 0; k < 3; ++k) add_value(entry.pointers[k]);
+        break;
+      case StateKind::kCell:
+      case StateKind::kMember:
+      case StateKind::kContextVar:
+        add_value(entry.pointers[0]);
+        break;
+      case StateKind::kCall:
+        details.keys.push_back(Py_NewRef(entry.object));  // the callable: a C function, cannot reach a module
+        details.keys.push_back(Py_NewRef(entry.pointers[0]));
+        add_value(entry.pointers[1]);
+        break;
+      case StateKind::kWeakref:
+        check.expected = reinterpret_cast<uintptr_t>(entry.pointers[0]);
+        break;
+      case StateKind::kOpaque:
+        break;  // never old: the trace would have been refused
+    }
+    // A context variable is reached through a guarded read but may die with its module: own it.
+    if (entry.kind == StateKind::kContextVar) details.keys.push_back(Py_NewRef(entry.object));
+    checks_.push_back(check);
+    details_.push_back(std::move(details));
+  }
+}
+
+bool GuardSet::DictStillMatches(Check& check) {
+  Details& details = details_[check.details];
+  PyObject* dict = check.object;
+  uint64_t tag = DictTag(reinterpret_cast<PyDictObject*>(dict));
+  if (details.whole) {
+    if (details.ordered || static_cast<size_t>(PyDict_GET_SIZE(dict)) != details.keys.size()) return false;
+    Py_ssize_t position = 0;
+    PyObject* key;
+    PyObject* value;
+    size_t i = 0;
+    while (PyDict_Next(dict, &position, &key, &value)) {
+      if (key != details.keys[i] && !SameAtom(key, details.keys[i])) return false;
+      if (!details.values[i].Matches(value)) return false;
+      ++i;
+    }
+  } else {
+    for (size_t i = 0; i < details.keys.size(); ++i) {
+      PyObject* value = _PyDict_GetItem_KnownHash(dict, details.keys[i], details.hashes[i]);
+      if (value == nullptr) PyErr_Clear();
+      if (!details.values[i].Matches(value)) return false;
+    }
+  }
+  check.expected = tag;
+  return true;
+}
+
+bool GuardSet::TypeStillMatches(Check& check) {
+  Details& details = details_[check.details];
+  auto* type = reinterpret_cast<PyTypeObject*>(check.object);
+  uint32_t tag = TypeTag(type);
+  if (tag == 0) return false;
+  for (size_t i = 0; i < details.keys.size(); ++i) {
+    if (!details.values[i].Matches(_PyType_Lookup(type, details.keys[i]))) return false;
+  }
+  check.expected = tag;
+  return true;
+}
+
+bool GuardSet::Passes(Check& check) {
+  PyObject* object = check.object;
+  // An object without weak references may have been replaced by one of another type at the same address.
+  if (check.kind != StateKind::kInstance && reinterpret_cast<uintptr_t>(Py_TYPE(object)) != check.second) return false;
+  switch (check.kind) {
+    case StateKind::kInstance: {
+      if (reinterpret_cast<uintptr_t>(Py_TYPE(object)) != check.expected) return false;
+      return check.offset == 0 || reinterpret_cast<uintptr_t>(LoadPointer(object, check.offset)) == check.second;
+    }
+    case StateKind::kDict: {
+      if (DictTag(reinterpret_cast<PyDictObject*>(object)) != check.expected && !DictStillMatches(check)) return false;
+      const Details& details = details_[check.details];
+      return !details.ordered || OrderedDictState(object) == details.order_state;
+    }
+    case StateKind::kType: {
+      uint32_t tag = CurrentTypeTag(reinterpret_cast<PyTypeObject*>(object));
+      return (tag != 0 && tag == check.expected) || TypeStillMatches(check);
+    }
+    case StateKind::kList: {
+      const Details& details = details_[check.details];
+      if (static_cast<size_t>(PyList_GET_SIZE(object)) != details.values.size()) return false;
+      for (size_t i = 0; i < details.values.size(); ++i) {
+        if (!details.values[i].Matches(PyList_GET_ITEM(object, i))) return false;
+      }
+      return true;
+    }
+    case StateKind::kSet: {
+      const Details& details = details_[check.details];
+      if (static_cast<size_t>(PySet_GET_SIZE(object)) != details.values.size()) return false;
+      Py_ssize_t position = 0;
+      PyObject* key;
+      Py_hash_t hash;
+      size_t i = 0;
+      while (_PySet_NextEntry(object, &position, &key, &hash)) {
+        if (!details.values[i++].Matches(key)) return false;
+      }
+      return true;
+    }
+    case StateKind::kFunction: {
+      const Details& details = details_[check.details];
+      // The closure tuple cannot be replaced; its cells have checks of their own.
+      return details.values[0].Matches(PyFunction_GET_CODE(object)) &&
+             details.values[1].Matches(PyFunction_GET_DEFAULTS(object)) &&
+             details.values[2].Matches(PyFunction_GET_KW_DEFAULTS(object));
+    }
+    case StateKind::kCell:
+      return details_[check.details].values[0].Matches(PyCell_GET(object));
+    case StateKind::kMember:
+      return details_[check.details].values[0].Matches(LoadPointer(object, check.offset));
+    case StateKind::kContextVar: {
+      PyObject* value = nullptr;
+      if (PyContextVar_Get(object, nullptr, &value) < 0) PyErr_Clear();
+      bool same = details_[check.details].values[0].Matches(value);
+      Py_XDECREF(value);
+      return same;
+    }
+    case StateKind::kCall: {
+      const Details& details = details_[check.details];
+      PyObject* result = PyObject_CallObject(object, details.keys[1]);
+      if (result == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      bool same = details.values[0].Matches(result);
+      Py_DECREF(result);
+      return same;
+    }
+    case StateKind::kWeakref:
+      // The reference object itself is alive, so its referent either is the same or is gone.
+      return reinterpret_cast<uintptr_t>(PyWeakref_GET_OBJECT(object)) == check.expected;
+    case StateKind::kOpaque:
+      return false;
+  }
+  return false;
+}
+
+bool GuardSet::Hold() {
+  for (size_t i = 0; i < checks_.size(); ++i) {
+    if (!Passes(checks_[i])) {
+      last_failure_ = static_cast<int64_t>(i);
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string GuardSet::Describe() const {
+  std::map<std::string, int> counts;
+  for (const Check& check : checks_) ++counts[KindName(check.kind)];
+  std::string text;
+  for (const auto& [name, count] : counts) text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
+  return text;
+}
+
+std::string GuardSet::LastFailure() const {
+  if (last_failure_ < 0) return "";
+  const Details& details = details_[checks_[last_failure_].details];
+  std::string text = details.what;
+  if (!details.keys.empty()) text += " (read: ";
+  for (size_t i = 0; i < details.keys.size() && i < 4; ++i) text += (i ? ", " : "") + Text(details.keys[i]);
+  if (!details.keys.empty()) text += details.keys.size() > 4 ? ", …)" : ")";
+  return text;
+}
+
+}  // namespace cuvil::agent

@@ -1,0 +1,441 @@
+#include "agent/heap_log.h"
+
+#include <cstring>
+#include <utility>
+
+#include "agent/cpython_compat.h"
+
+extern "C" {
+// Exported by every CPython this module supports; declared here because 3.13 moved them to internal headers.
+PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
+PyAPI_FUNC(PyObject*) _PyDict_GetItem_KnownHash(PyObject*, PyObject*, Py_hash_t);
+PyAPI_FUNC(int) _PySet_NextEntry(PyObject*, Py_ssize_t*, PyObject**, Py_hash_t*);
+}
+
+namespace cuvil::agent {
+namespace {
+
+PyObject* LookUp(PyObject* dict, const DictItem& item) {
+  PyObject* value = _PyDict_GetItem_KnownHash(dict, item.key, item.hash);
+  if (value == nullptr) PyErr_Clear();  // a comparison that raised counts as absent: the guard then fails
+  return value;
+}
+
+bool SameObject(PyObject* a, PyObject* b) { return a == b || (a != nullptr && b != nullptr && SameAtom(a, b)); }
+
+PyObject* CallNow(PyObject* callable, PyObject* args) {
+  PyObject* result = PyObject_CallObject(callable, args);
+  if (result == nullptr) PyErr_Clear();
+  return result;
+}
+
+}  // namespace
+
+bool IsAtom(PyObject* object) {
+  if (object == Py_None || object == Py_Ellipsis || object == Py_NotImplemented) return true;
+  PyTypeObject* type = Py_TYPE(object);
+  return type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBool_Type || type == &PyFloat_Type ||
+         type == &PyBytes_Type || type == &PyComplex_Type;
+}
+
+bool SameAtom(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  PyTypeObject* type = Py_TYPE(a);
+  if (type != Py_TYPE(b)) return false;
+  if (type == &PyFloat_Type) {
+    double x = PyFloat_AS_DOUBLE(a);
+    double y = PyFloat_AS_DOUBLE(b);
+    return std::memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (type == &PyComplex_Type) {
+    Py_complex x = PyComplex_AsCComplex(a);
+    Py_complex y = PyComplex_AsCComplex(b);
+    return std::memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type) {
+    return PyObject_RichCompareBool(a, b, Py_EQ) == 1;  // exact builtin types: no Python code, cannot raise
+  }
+  return false;
+}
+
+size_t OrderedDictState(PyObject* ordered_dict) {
+  // Objects/odictobject.c, struct _odictobject in 3.11–3.13: the dict, then od_first, od_last, od_fast_nodes,
+  // od_fast_nodes_size, od_resize_sentinel, od_state.
+  size_t state;
+  std::memcpy(&state, reinterpret_cast<char*>(ordered_dict) + sizeof(PyDictObject) + 5 * sizeof(void*), sizeof state);
+  return state;
+}
+
+bool IsPlainKey(PyObject* key) {
+  if (IsAtom(key)) return true;
+  PyTypeObject* type = Py_TYPE(key);
+  if (type == &PyTuple_Type) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+      if (!IsPlainKey(PyTuple_GET_ITEM(key, i))) return false;
+    }
+    return true;
+  }
+  if (type->tp_hash == PyBaseObject_Type.tp_hash && type->tp_richcompare == PyBaseObject_Type.tp_richcompare) {
+    return true;
+  }
+  return PyFunction_Check(key) || PyCFunction_Check(key) || type == &PyType_Type;
+}
+
+Py_ssize_t DictPointerOffset(PyTypeObject* type, PyObject* object) {
+  if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) return -3 * static_cast<Py_ssize_t>(sizeof(PyObject*));
+  Py_ssize_t offset = type->tp_dictoffset;
+  if (offset >= 0) return offset;
+  Py_ssize_t size = Py_SIZE(object);
+  if (size < 0) size = -size;
+  return offset + static_cast<Py_ssize_t>(_PyObject_VAR_SIZE(type, size));
+}
+
+void HeapLog::Hold(PyObject* object) {
+  Py_INCREF(object);
+  ++held_[object];
+}
+
+void HeapLog::Release() {
+  std::unordered_map<PyObject*, Py_ssize_t> held = std::move(held_);
+  held_.clear();
+  entries_.clear();
+  index_.clear();
+  new_.clear();
+  structural_.clear();
+  for (auto& [object, count] : held) {
+    for (Py_ssize_t i = 0; i < count; ++i) Py_DECREF(object);
+  }
+}
+
+HeapEntry* HeapLog::Find(StateKind kind, PyObject* object, Py_ssize_t offset, bool* created) {
+  uint64_t hash = (reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15ull + static_cast<uint64_t>(kind);
+  std::vector<uint32_t>& slot = index_[hash];
+  for (uint32_t i : slot) {
+    HeapEntry& entry = entries_[i];
+    if (entry.object == object && entry.kind == kind && (kind != StateKind::kMember || entry.offset == offset)) {
+      *created = false;
+      return &entry;
+    }
+  }
+  *created = true;
+  slot.push_back(static_cast<uint32_t>(entries_.size()));
+  entries_.emplace_back();
+  HeapEntry& entry = entries_.back();
+  entry.kind = kind;
+  entry.object = Held(object);
+  entry.offset = offset;
+  entry.structural = structural_.count(object) != 0;
+  return &entry;
+}
+
+PyObject* HeapLog::TouchInstance(PyObject* object) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kInstance, object, 0, &created);
+  if (!created) return entry->pointers[1];
+  PyObject* dict = reinterpret_cast<PyObject*>(InstanceDict(object));
+  entry->pointers = {Held(reinterpret_cast<PyObject*>(Py_TYPE(object))), Held(dict)};
+  entry->offset = DictPointerOffset(Py_TYPE(object), object);
+  if (entry->offset != 0 && dict == nullptr) SetProblem("an object's attribute dictionary cannot be read");
+  return dict;
+}
+
+void HeapLog::TouchDictKey(PyObject* dict, PyObject* key) {
+  if (!IsPlainKey(key)) {
+    TouchDictAll(dict);
+    return;
+  }
+  bool created;
+  HeapEntry* entry = Find(StateKind::kDict, dict, 0, &created);
+  if (entry->whole) return;
+  for (const DictItem& item : entry->items) {
+    if (item.key == key || SameAtom(item.key, key)) return;
+  }
+  DictItem item;
+  item.hash = PyObject_Hash(key);
+  if (item.hash == -1) {
+    PyErr_Clear();  // unhashable: the instruction itself will raise
+    return;
+  }
+  item.key = Held(key);
+  item.value = Held(LookUp(dict, item));
+  entry->items.push_back(item);
+}
+
+void HeapLog::TouchDictAll(PyObject* dict) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kDict, dict, 0, &created);
+  if (entry->whole) return;
+  std::vector<DictItem> keyed = std::move(entry->items);
+  entry->items.clear();
+  entry->whole = true;
+  Py_ssize_t position = 0;
+  PyObject* key;
+  PyObject* value;
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    DictItem item;
+    item.key = Held(key);
+    // Not PyObject_Hash: a key with a Python-level __hash__ must not run here. Whole content compares by identity.
+    item.hash = PyUnicode_CheckExact(key) ? PyObject_Hash(key) : 0;
+    item.value = Held(value);
+    // A key logged earlier keeps its first value: the call may have changed it in between.
+    for (const DictItem& first : keyed) {
+      if (first.key == key || SameAtom(first.key, key)) item.value = first.value;
+    }
+    if (item.value != nullptr) entry->items.push_back(item);
+  }
+  // Keys that were there at first touch and are gone now belong to the baseline; where they stood is unknown, so
+  // the content can only compare unequal.
+  for (const DictItem& first : keyed) {
+    if (first.value == nullptr) continue;
+    bool present = false;
+    for (const DictItem& item : entry->items)
+      present = present || item.key == first.key || SameAtom(item.key, first.key);
+    if (!present) entry->items.push_back(first);
+  }
+}
+
+PyObject* HeapLog::TouchType(PyTypeObject* type, PyObject* name) {
+  // Builtin types cannot be changed, and their bases are builtin types.
+  if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return _PyType_Lookup(type, name);
+  bool created;
+  HeapEntry* entry = Find(StateKind::kType, reinterpret_cast<PyObject*>(type), 0, &created);
+  if (created && TypeTag(type) == 0) {
+    SetProblem(std::string("class ") + type->tp_name + " has been changed too often to be watched");
+  }
+  for (const DictItem& item : entry->items) {
+    if (item.key == name) return item.value;
+  }
+  DictItem item;
+  item.key = Held(name);
+  item.value = Held(_PyType_Lookup(type, name));
+  entry->items.push_back(item);
+  return item.value;
+}
+
+void HeapLog::TouchList(PyObject* list) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kList, list, 0, &created);
+  if (!created) return;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) entry->pointers.push_back(Held(PyList_GET_ITEM(list, i)));
+}
+
+void HeapLog::TouchSet(PyObject* set) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kSet, set, 0, &created);
+  if (!created) return;
+  Py_ssize_t position = 0;
+  PyObject* key;
+  Py_hash_t hash;
+  while (_PySet_NextEntry(set, &position, &key, &hash)) entry->pointers.push_back(Held(key));
+}
+
+void HeapLog::TouchCell(PyObject* cell) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kCell, cell, 0, &created);
+  if (created) entry->pointers = {Held(PyCell_GET(cell))};
+}
+
+void HeapLog::TouchFunction(PyObject* function) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kFunction, function, 0, &created);
+  if (!created) return;
+  PyObject* keyword_defaults = PyFunction_GET_KW_DEFAULTS(function);
+  entry->pointers = {Held(PyFunction_GET_CODE(function)), Held(PyFunction_GET_DEFAULTS(function)),
+                     Held(keyword_defaults), Held(PyFunction_GET_CLOSURE(function))};
+  if (keyword_defaults != nullptr && PyDict_Check(keyword_defaults)) TouchDictAll(keyword_defaults);
+}
+
+void HeapLog::TouchMember(PyObject* object, Py_ssize_t offset) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kMember, object, offset, &created);
+  if (!created) return;
+  PyObject* value;
+  std::memcpy(&value, reinterpret_cast<char*>(object) + offset, sizeof value);
+  entry->pointers = {Held(value)};
+}
+
+void HeapLog::TouchWeakref(PyObject* reference) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kWeakref, reference, 0, &created);
+  // Borrowed, not held: while the log is alive the referent is held by what the call does with it.
+  if (created) entry->pointers = {PyWeakref_GET_OBJECT(reference)};
+}
+
+void HeapLog::TouchOpaque(PyObject* object) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kOpaque, object, 0, &created);
+  if (!created) return;
+  entry->written = true;
+  entry->written_at = source_;
+}
+
+void HeapLog::TouchContextVar(PyObject* variable) {
+  bool created;
+  HeapEntry* entry = Find(StateKind::kContextVar, variable, 0, &created);
+  if (!created) return;
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(variable, nullptr, &value) < 0) PyErr_Clear();
+  entry->pointers = {Held(value)};
+  Py_XDECREF(value);
+}
+
+void HeapLog::TouchCall(PyObject* callable, PyObject* args, PyObject* result) {
+  for (const HeapEntry& entry : entries_) {
+    if (entry.kind != StateKind::kCall || entry.object != callable) continue;
+    if (entry.pointers[0] == args || PyTuple_GET_SIZE(args) + PyTuple_GET_SIZE(entry.pointers[0]) == 0) return;
+    if (PyObject_RichCompareBool(entry.pointers[0], args, Py_EQ) == 1) return;
+  }
+  entries_.emplace_back();
+  HeapEntry& entry = entries_.back();
+  entry.kind = StateKind::kCall;
+  entry.object = Held(callable);
+  entry.pointers = {Held(args), Held(result)};
+}
+
+void HeapLog::MarkWritten(PyObject* object) {
+  for (StateKind kind : {StateKind::kDict, StateKind::kList, StateKind::kSet, StateKind::kCell, StateKind::kFunction,
+                         StateKind::kType, StateKind::kInstance, StateKind::kMember, StateKind::kContextVar}) {
+    uint64_t hash = (reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15ull + static_cast<uint64_t>(kind);
+    auto found = index_.find(hash);
+    if (found == index_.end()) continue;
+    for (uint32_t i : found->second) {
+      if (entries_[i].object != object) continue;
+      entries_[i].written = true;
+      entries_[i].written_at = source_;
+    }
+  }
+}
+
+bool HeapLog::Unchanged(const HeapEntry& entry) const {
+  PyObject* object = entry.object;
+  switch (entry.kind) {
+    case StateKind::kInstance: {
+      if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != entry.pointers[0]) return false;
+      if (entry.offset == 0) return true;
+      PyObject* dict;
+      std::memcpy(&dict, reinterpret_cast<char*>(object) + entry.offset, sizeof dict);
+      return dict == entry.pointers[1];
+    }
+    case StateKind::kDict: {
+      if (!entry.whole) {
+        for (const DictItem& item : entry.items) {
+          if (!SameObject(LookUp(object, item), item.value)) return false;
+        }
+        return true;
+      }
+      if (static_cast<size_t>(PyDict_GET_SIZE(object)) != entry.items.size()) return false;
+      Py_ssize_t position = 0;
+      PyObject* key;
+      PyObject* value;
+      size_t i = 0;
+      while (PyDict_Next(object, &position, &key, &value)) {
+        if (i >= entry.items.size() || !SameObject(key, entry.items[i].key)) return false;
+        if (!SameObject(value, entry.items[i].value)) return false;
+        ++i;
+      }
+      return true;
+    }
+    case StateKind::kType:
+      for (const DictItem& item : entry.items) {
+        if (_PyType_Lookup(reinterpret_cast<PyTypeObject*>(object), item.key) != item.value) return false;
+      }
+      return true;
+    case StateKind::kList:
+      return static_cast<size_t>(PyList_GET_SIZE(object)) == entry.pointers.size() &&
+             std::memcmp(reinterpret_cast<PyListObject*>(object)->ob_item, entry.pointers.data(),
+                         entry.pointers.size() * sizeof(PyObject*)) == 0;
+    case StateKind::kSet: {
+      if (static_cast<size_t>(PySet_GET_SIZE(object)) != entry.pointers.size()) return false;
+      Py_ssize_t position = 0;
+      PyObject* key;
+      Py_hash_t hash;
+      size_t i = 0;
+      while (_PySet_NextEntry(object, &position, &key, &hash)) {
+        if (key != entry.pointers[i++]) return false;
+      }
+      return true;
+    }
+    case StateKind::kCell:
+      return SameObject(PyCell_GET(object), entry.pointers[0]);
+    case StateKind::kFunction:
+      return PyFunction_GET_CODE(object) == entry.pointers[0] && PyFunction_GET_DEFAULTS(object) == entry.pointers[1] &&
+             PyFunction_GET_KW_DEFAULTS(object) == entry.pointers[2] &&
+             PyFunction_GET_CLOSURE(object) == entry.pointers[3];
+    case StateKind::kMember: {
+      PyObject* value;
+      std::memcpy(&value, reinterpret_cast<char*>(object) + entry.offset, sizeof value);
+      return SameObject(value, entry.pointers[0]);
+    }
+    case StateKind::kContextVar: {
+      PyObject* value = nullptr;
+      if (PyContextVar_Get(object, nullptr, &value) < 0) PyErr_Clear();
+      bool same = SameObject(value, entry.pointers[0]);
+      Py_XDECREF(value);
+      return same;
+    }
+    case StateKind::kCall: {
+      PyObject* result = CallNow(object, entry.pointers[0]);
+      bool same = result != nullptr && SameObject(result, entry.pointers[1]);
+      Py_XDECREF(result);
+      return same;
+    }
+    case StateKind::kWeakref:
+      return PyWeakref_GET_OBJECT(object) == entry.pointers[0];
+    case StateKind::kOpaque:
+      return false;
+  }
+  return false;
+}
+
+namespace {
+
+struct Cascade {
+  const std::unordered_map<PyObject*, Py_ssize_t>* held;
+  std::unordered_map<PyObject*, Py_ssize_t> external;
+  std::vector<PyObject*> dead;
+
+  Py_ssize_t& External(PyObject* object) {
+    auto [found, inserted] = external.try_emplace(object, 0);
+    if (inserted) {
+      auto hold = held->find(object);
+      found->second = Py_REFCNT(object) - (hold == held->end() ? 0 : hold->second);
+    }
+    return found->second;
+  }
+};
+
+int VisitReferent(PyObject* object, void* context) {
+  auto* cascade = static_cast<Cascade*>(context);
+  if (--cascade->External(object) == 0) cascade->dead.push_back(object);
+  return 0;
+}
+
+}  // namespace
+
+std::vector<bool> HeapLog::FindOld(PyObject* result) const {
+  // Simulates what would be freed if the log and the result let go of everything: reference counts minus our own
+  // references, cascading through tp_traverse exactly where a count falls to zero. What survives has another
+  // owner, so it existed before the call or escaped into something that did.
+  Cascade cascade;
+  cascade.held = &held_;
+  for (const auto& [object, count] : held_) {
+    Py_ssize_t& external = cascade.External(object);
+    if (object == result) continue;
+    if (external == 0) cascade.dead.push_back(object);
+  }
+  if (result != nullptr && --cascade.External(result) == 0) cascade.dead.push_back(result);
+  new_.clear();
+  while (!cascade.dead.empty()) {
+    PyObject* object = cascade.dead.back();
+    cascade.dead.pop_back();
+    if (!new_.insert({object, true}).second) continue;
+    if (PyType_Check(object) || PyModule_Check(object)) continue;
+    PyTypeObject* type = Py_TYPE(object);
+    if (PyObject_IS_GC(object) && type->tp_traverse != nullptr) type->tp_traverse(object, VisitReferent, &cascade);
+  }
+  std::vector<bool> old(entries_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) old[i] = new_.count(entries_[i].object) == 0;
+  return old;
+}
+
+}  // namespace cuvil::agent

@@ -1,0 +1,601 @@
+// What each instruction reads and writes, told from its operands before it runs (Tracer::Dispatch), and the object
+// operations that instructions and C functions share: truth, iteration, subscripts, comparison, arithmetic.
+
+#include <cstddef>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "agent/call_table.h"
+#include "agent/py_ref.h"
+#include "agent/tracer.h"
+
+extern "C" {
+PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
+}
+
+namespace cuvil::agent {
+namespace {
+
+constexpr char kAdviceDevelop[] = "rewrite the line with tensor operators or plain Python containers";
+
+struct DictView {
+  PyObject_HEAD PyObject* dict;
+};
+struct MappingProxy {
+  PyObject_HEAD PyObject* mapping;
+};
+
+bool IsDictView(PyTypeObject* type) {
+  return type == &PyDictItems_Type || type == &PyDictKeys_Type || type == &PyDictValues_Type ||
+         type == &PyODictItems_Type || type == &PyODictKeys_Type || type == &PyODictValues_Type;
+}
+
+// Values whose content never changes.
+bool IsValueType(PyTypeObject* type) {
+  const TorchTypes& torch = Types();
+  return type == &PyTuple_Type || type == &PyFrozenSet_Type || type == &PyRange_Type || type == &PySlice_Type ||
+         type == torch.size || type == torch.dtype || type == torch.device || type == torch.layout ||
+         type == torch.memory_format || type == &PyFunction_Type || type == &PyCFunction_Type ||
+         type == &PyMethod_Type || type == &PyModule_Type || type == &PyCode_Type || type == &PyMethodDescr_Type ||
+         type == &PyWrapperDescr_Type || type == &PyGetSetDescr_Type || type == &PyCell_Type ||
+         type == &_PyWeakref_RefType || type == &PyProperty_Type || type == torch.partial;
+}
+
+PyObject* Special(PyTypeObject* type, const char* method) { return _PyType_Lookup(type, InternedName(method)); }
+
+const char* const kBinaryMethods[][2] = {
+    // In the order of NB_ADD … NB_XOR, NB_INPLACE_ADD … (opcode.h); the in-place method first for the second half.
+    {"__add__", "__radd__"},       {"__and__", "__rand__"},       {"__floordiv__", "__rfloordiv__"},
+    {"__lshift__", "__rlshift__"}, {"__matmul__", "__rmatmul__"}, {"__mul__", "__rmul__"},
+    {"__mod__", "__rmod__"},       {"__or__", "__ror__"},         {"__pow__", "__rpow__"},
+    {"__rshift__", "__rrshift__"}, {"__sub__", "__rsub__"},       {"__truediv__", "__rtruediv__"},
+    {"__xor__", "__rxor__"}};
+const char* const kInplaceMethods[] = {"__iadd__", "__iand__",     "__ifloordiv__", "__ilshift__", "__imatmul__",
+                                       "__imul__", "__imod__",     "__ior__",       "__ipow__",    "__irshift__",
+                                       "__isub__", "__itruediv__", "__ixor__"};
+constexpr int kNumBinary = 13;
+
+}  // namespace
+
+void Tracer::TouchClass(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  // Only instances of heap types can change their class or have attributes of their own that matter here.
+  if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyType_Check(object) && !PyModule_Check(object) && !IsTensor(object)) {
+    heap_.TouchInstance(object);
+  }
+}
+
+void Tracer::TouchSpecial(PyObject* object, const char* method) {
+  TouchClass(object);
+  heap_.TouchType(Py_TYPE(object), InternedName(method));
+}
+
+void Tracer::TouchOpaque(PyObject* object) { heap_.TouchOpaque(object); }
+
+bool Tracer::TouchContent(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  if (IsAtom(object) || IsValueType(type) || PyType_Check(object)) return true;
+  if (PyDict_Check(object)) {
+    if (type != &PyDict_Type) TouchClass(object);
+    heap_.TouchDictAll(object);
+    return true;
+  }
+  if (PyList_Check(object)) {
+    if (type != &PyList_Type) TouchClass(object);
+    heap_.TouchList(object);
+    return true;
+  }
+  if (PyAnySet_Check(object)) {
+    if (type != &PySet_Type) TouchClass(object);
+    heap_.TouchSet(object);
+    return true;
+  }
+  if (PyTuple_Check(object) || PyLong_Check(object) || PyUnicode_Check(object) || PyFloat_Check(object) ||
+      PyBytes_Check(object)) {
+    TouchClass(object);
+    return true;
+  }
+  if (IsDictView(type)) return TouchContent(reinterpret_cast<DictView*>(object)->dict);
+  if (type == &PyDictProxy_Type) {
+    PyObject* mapping = reinterpret_cast<MappingProxy*>(object)->mapping;
+    return TouchContent(mapping);
+  }
+  if (IsTensor(object)) return true;  // its data is only reached by operators or by functions that are denied
+  if (type->tp_iternext != nullptr || type == Types().deque || type == &PyByteArray_Type ||
+      type == &PyMemoryView_Type) {
+    TouchOpaque(object);
+    return true;
+  }
+  if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+    TouchClass(object);
+    return true;
+  }
+  return false;
+}
+
+void Tracer::TouchDeep(PyObject* object, int depth) {
+  if (IsAtom(object) || depth > 16) return;
+  if (!TouchContent(object)) {
+    Refuse("unknown-object", absl::StrCat("a C function reads an object of type ", Py_TYPE(object)->tp_name),
+           kAdviceDevelop);
+    return;
+  }
+  if (PyTuple_Check(object)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) TouchDeep(PyTuple_GET_ITEM(object, i), depth + 1);
+  } else if (PyList_Check(object)) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) TouchDeep(PyList_GET_ITEM(object, i), depth + 1);
+  } else if (PyDict_Check(object)) {
+    Py_ssize_t position = 0;
+    PyObject* key;
+    PyObject* value;
+    while (PyDict_Next(object, &position, &key, &value)) {
+      TouchDeep(key, depth + 1);
+      TouchDeep(value, depth + 1);
+    }
+  } else if (Py_TYPE(object) == &PySlice_Type) {
+    auto* slice = reinterpret_cast<PySliceObject*>(object);
+    for (PyObject* part : {slice->start, slice->stop, slice->step}) TouchDeep(part, depth + 1);
+  }
+}
+
+void Tracer::Truth(PyObject* object) {
+  if (object == nullptr || IsAtom(object) || PyTuple_CheckExact(object) || IsTensor(object)) return;
+  PyTypeObject* type = Py_TYPE(object);
+  if (type == &PyDict_Type || type == &PyList_Type || type == &PySet_Type || IsDictView(type)) {
+    TouchContent(object);
+    return;
+  }
+  TouchSpecial(object, "__bool__");
+  TouchSpecial(object, "__len__");
+  PyObject* method = Special(type, "__bool__");
+  if (method == nullptr) method = Special(type, "__len__");
+  // Written in Python: its frame is watched. Absent: always true. In C: it reads the content.
+  if (method != nullptr && !PyFunction_Check(method) && !TouchContent(object)) {
+    Refuse("unknown-object", absl::StrCat("the truth of an object of type ", type->tp_name, " is tested"),
+           kAdviceDevelop);
+  }
+}
+
+void Tracer::Iterate(PyObject* iterable) {
+  if (iterable == nullptr || IsTensor(iterable)) return;
+  PyTypeObject* type = Py_TYPE(iterable);
+  if (PyGen_CheckExact(iterable) || PyCoro_CheckExact(iterable)) return;  // its frame is watched
+  if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+    TouchSpecial(iterable, "__iter__");
+    PyObject* method = Special(type, "__iter__");
+    if (method != nullptr && PyFunction_Check(method)) return;
+    if (method == nullptr) {
+      TouchSpecial(iterable, "__getitem__");
+      return;
+    }
+  }
+  if (!TouchContent(iterable)) {
+    Refuse("unknown-object", absl::StrCat("an object of type ", type->tp_name, " is iterated"), kAdviceDevelop);
+  }
+}
+
+void Tracer::Advance(PyObject* iterator) {
+  if (iterator == nullptr || PyGen_CheckExact(iterator)) return;
+  PyTypeObject* type = Py_TYPE(iterator);
+  if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+    PyObject* method = Special(type, "__next__");
+    if (method != nullptr && PyFunction_Check(method)) {
+      TouchSpecial(iterator, "__next__");
+      return;
+    }
+  }
+  TouchOpaque(iterator);  // advancing changes it: it must be the call's own
+}
+
+void Tracer::GetDictItem(PyObject* dict, PyObject* key) {
+  heap_.TouchDictKey(dict, key);
+  if (!IsPlainKey(key)) TouchSpecial(key, "__hash__");
+}
+
+void Tracer::GetItem(PyObject* container, PyObject* key) {
+  if (container == nullptr || key == nullptr) return;
+  PyTypeObject* type = Py_TYPE(container);
+  if (type == &PyDict_Type) return GetDictItem(container, key);
+  if (IsTensor(container)) return TouchDeep(key);
+  if (type == &PyList_Type || type == &PyTuple_Type || type == &PyUnicode_Type) {
+    TouchContent(container);
+    return;
+  }
+  if (PyType_Check(container)) {
+    heap_.TouchType(reinterpret_cast<PyTypeObject*>(container), InternedName("__class_getitem__"));
+    return;
+  }
+  if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+    TouchSpecial(container, "__getitem__");
+    PyObject* method = Special(type, "__getitem__");
+    if (method != nullptr && PyFunction_Check(method)) return;
+  }
+  if (PyDict_Check(container)) {
+    GetDictItem(container, key);
+    TouchSpecial(container, "__missing__");
+    if (PyObject_TypeCheck(container, Types().defaultdict) && IsPlainKey(key) &&
+        PyDict_GetItemWithError(container, key) == nullptr) {
+      heap_.TouchDictAll(container);
+      Write(container);
+      OwnedRef factory = OwnedRef::Steal(PyObject_GetAttrString(container, "default_factory"));
+      if (factory && factory.get() != Py_None) Call(factory.get(), {nullptr, 0, nullptr});
+    }
+    return;
+  }
+  if (type == &PyDictProxy_Type) return GetItem(reinterpret_cast<MappingProxy*>(container)->mapping, key);
+  if (!TouchContent(container)) {
+    Refuse("unknown-object", absl::StrCat("an item of an object of type ", type->tp_name, " is read"), kAdviceDevelop);
+  }
+}
+
+void Tracer::SetItem(PyObject* container, PyObject* key) {
+  if (container == nullptr || key == nullptr) return;
+  PyTypeObject* type = Py_TYPE(container);
+  if (IsTensor(container)) return TouchDeep(key);
+  if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+    TouchSpecial(container, "__setitem__");
+    PyObject* method = Special(type, "__setitem__");
+    if (method != nullptr && PyFunction_Check(method)) return;
+  }
+  if (PyDict_Check(container)) {
+    GetDictItem(container, key);
+  } else if (!TouchContent(container)) {
+    Refuse("unknown-object", absl::StrCat("an item of an object of type ", type->tp_name, " is written"),
+           kAdviceDevelop);
+    return;
+  }
+  Write(container);
+}
+
+void Tracer::Contains(PyObject* container, PyObject* item) {
+  if (container == nullptr || item == nullptr || IsTensor(container)) return;
+  PyTypeObject* type = Py_TYPE(container);
+  if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+    TouchSpecial(container, "__contains__");
+    PyObject* method = Special(type, "__contains__");
+    if (method != nullptr && PyFunction_Check(method)) return;
+    if (method == nullptr) return Iterate(container);
+  }
+  if (PyDict_Check(container)) return GetDictItem(container, item);
+  if (type == &PyDictKeys_Type) return GetDictItem(reinterpret_cast<DictView*>(container)->dict, item);
+  if (!TouchContent(container)) {
+    Refuse("unknown-object", absl::StrCat("membership in an object of type ", type->tp_name, " is tested"),
+           kAdviceDevelop);
+  }
+  if (!IsAtom(item)) TouchDeep(item);
+}
+
+void Tracer::Compare(PyObject* left, PyObject* right, int kind) {
+  static const char* const kMethods[] = {"__lt__", "__le__", "__eq__", "__ne__", "__gt__", "__ge__"};
+  for (PyObject* operand : {left, right}) {
+    if (operand == nullptr || IsAtom(operand) || IsTensor(operand)) continue;
+    PyTypeObject* type = Py_TYPE(operand);
+    if (type->tp_richcompare == nullptr || type->tp_richcompare == PyBaseObject_Type.tp_richcompare) {
+      if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) TouchSpecial(operand, kMethods[kind]);
+      continue;
+    }
+    if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+      TouchSpecial(operand, kMethods[kind]);
+      PyObject* method = Special(type, kMethods[kind]);
+      if (method == nullptr || PyFunction_Check(method)) continue;
+    }
+    TouchDeep(operand);
+  }
+}
+
+void Tracer::Binary(PyObject* left, PyObject* right, int kind) {
+  bool in_place = kind >= kNumBinary;
+  const char* const* methods = kBinaryMethods[in_place ? kind - kNumBinary : kind];
+  if (left != nullptr && right != nullptr && (IsTensor(left) || IsTensor(right))) {
+    // Python's and numpy's numbers take part as constants.
+    for (PyObject* operand : {left, right}) {
+      if (!IsTensor(operand)) TouchDeep(operand);
+    }
+    return;
+  }
+  for (PyObject* operand : {left, right}) {
+    if (operand == nullptr || IsAtom(operand)) continue;
+    PyTypeObject* type = Py_TYPE(operand);
+    if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+      TouchSpecial(operand, methods[0]);
+      TouchSpecial(operand, methods[1]);
+      if (in_place) TouchSpecial(operand, kInplaceMethods[kind - kNumBinary]);
+    }
+    if (!TouchContent(operand)) {
+      Refuse("unknown-object", absl::StrCat("arithmetic on an object of type ", type->tp_name), kAdviceDevelop);
+      return;
+    }
+    if (kind % kNumBinary == 6 && PyUnicode_Check(left)) TouchDeep(operand);  // "%" formats its argument
+  }
+  if (in_place && left != nullptr && (PyList_Check(left) || PyAnySet_Check(left) || PyDict_Check(left))) Write(left);
+}
+
+void Tracer::Unary(PyObject* operand, const char* method) {
+  if (operand == nullptr || IsAtom(operand) || IsTensor(operand)) return;
+  if (Py_TYPE(operand)->tp_flags & Py_TPFLAGS_HEAPTYPE) return TouchSpecial(operand, method);
+  Refuse("unknown-object", absl::StrCat("arithmetic on an object of type ", Py_TYPE(operand)->tp_name), kAdviceDevelop);
+}
+
+void Tracer::Format(PyObject* object) {
+  if (object == nullptr || IsAtom(object)) return;
+  PyTypeObject* type = Py_TYPE(object);
+  if (PyType_Check(object) || type == Types().dtype || type == Types().device) return;
+  TouchSpecial(object, "__format__");
+  TouchSpecial(object, "__str__");
+  TouchSpecial(object, "__repr__");
+  TouchDeep(object);
+}
+
+void Tracer::EnterContext(PyObject* manager) {
+  if (manager == nullptr) return;
+  TouchSpecial(manager, "__enter__");
+  TouchSpecial(manager, "__exit__");
+  PyObject* method = Special(Py_TYPE(manager), "__enter__");
+  if (method != nullptr && !PyFunction_Check(method)) {
+    std::string name = Py_TYPE(manager)->tp_name;
+    if (name.find("DisableTorchFunction") == std::string::npos) {
+      Refuse("context-manager", absl::StrCat("the context manager ", name, " is written in C and not known"),
+             "move it outside of the model");
+    }
+  }
+}
+
+void Tracer::LoadGlobal(const FrameView& frame, PyObject* name) {
+  PyObject* globals = frame.globals();
+  PyObject* builtins = frame.builtins();
+  if (!PyDict_CheckExact(globals) || !PyDict_CheckExact(builtins)) {
+    Refuse("namespace", "global names are looked up in something that is no dict", "use an ordinary module");
+    return;
+  }
+  heap_.TouchDictKey(globals, name);
+  if (PyDict_GetItemWithError(globals, name) == nullptr) heap_.TouchDictKey(builtins, name);
+}
+
+void Tracer::LoadName(const FrameView& frame, PyObject* name, PyObject* locals) {
+  if (locals == nullptr) return LoadGlobal(frame, name);
+  if (!PyDict_CheckExact(locals)) {
+    // A class body with __prepare__: its namespace type decides; a dict subclass in practice.
+    if (!PyDict_Check(locals)) Refuse("namespace", "names are looked up in a custom namespace", kAdviceDevelop);
+    TouchSpecial(locals, "__getitem__");
+  }
+  heap_.TouchDictKey(locals, name);
+  if (PyDict_GetItemWithError(locals, name) == nullptr) LoadGlobal(frame, name);
+}
+
+void Tracer::StoreName(const FrameView& frame, PyObject* name) {
+  PyObject* locals = frame.locals();
+  if (locals == nullptr) locals = frame.globals();
+  if (!PyDict_Check(locals)) {
+    Refuse("namespace", "a name is stored in a custom namespace", kAdviceDevelop);
+    return;
+  }
+  if (!PyDict_CheckExact(locals)) TouchSpecial(locals, "__setitem__");
+  heap_.TouchDictKey(locals, name);
+  Write(locals);
+}
+
+void Tracer::ImportName(const FrameView& frame, const Site& site, PyObject** sp) {
+  PyObject* name = NameOperand(frame, site);
+  LoadGlobal(frame, InternedName("__import__"));
+  heap_.TouchDictKey(frame.globals(), InternedName("__name__"));
+  PyObject* modules = PySys_GetObject("modules");
+  OwnedRef level = OwnedRef::New(sp[-2]);
+  long depth = level && PyLong_Check(level.get()) ? PyLong_AsLong(level.get()) : 1;
+  std::string full = PyUnicode_AsUTF8(name) == nullptr ? "" : PyUnicode_AsUTF8(name);
+  if (depth > 0) {
+    PyObject* package = PyDict_GetItemString(frame.globals(), "__package__");
+    heap_.TouchDictKey(frame.globals(), InternedName("__package__"));
+    std::string base = package != nullptr && PyUnicode_Check(package) ? PyUnicode_AsUTF8(package) : "";
+    for (long i = 1; i < depth; ++i) {
+      size_t dot = base.rfind('.');
+      base = dot == std::string::npos ? "" : base.substr(0, dot);
+    }
+    full = full.empty() ? base : base + "." + full;
+  }
+  if (modules == nullptr || !PyDict_CheckExact(modules)) {
+    Refuse("import", "sys.modules is no dict", "do not replace sys.modules");
+    return;
+  }
+  for (size_t end = full.find('.');; end = full.find('.', end + 1)) {
+    OwnedRef part = OwnedRef::Steal(PyUnicode_InternFromString(full.substr(0, end).c_str()));
+    heap_.TouchDictKey(modules, part.get());
+    if (PyDict_GetItemWithError(modules, part.get()) == nullptr) {
+      Refuse("import", absl::StrCat("imports ", full, " for the first time"),
+             "the next call finds it imported and is traced anew", true);
+      return;
+    }
+    if (end == std::string::npos) break;
+  }
+}
+
+void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
+  switch (site.op) {
+    case Op::kPure:
+    case Op::kIsOp:
+      if (site.op == Op::kIsOp && sp[-1] != nullptr && sp[-2] != nullptr && IsTensor(sp[-1]) && IsTensor(sp[-2])) {
+        compared_identity_ = true;
+      }
+      return;
+    case Op::kBranchNone:
+      CountBranch(frame, site, (sp[-1] == Py_None) == BranchSense(site));
+      return;
+    case Op::kLoadGlobal:
+      return LoadGlobal(frame, NameOperand(frame, site));
+    case Op::kLoadName:
+      return LoadName(frame, NameOperand(frame, site), frame.locals());
+    case Op::kLoadFromDict:
+      return LoadName(frame, NameOperand(frame, site), sp[-1]);
+    case Op::kLoadBuildClass:
+      return LoadGlobal(frame, InternedName("__build_class__"));
+    case Op::kLoadAttr:
+    case Op::kLoadMethod:
+    case Op::kImportFrom:
+      if (sp[-1] != nullptr) GetAttr(sp[-1], NameOperand(frame, site));
+      return;
+    case Op::kLoadSuperAttr:
+      return GetSuperAttr(sp[-2], sp[-1], NameOperand(frame, site));
+    case Op::kLoadDeref:
+    case Op::kLoadClassDeref:
+    case Op::kStoreDeref:
+    case Op::kDeleteDeref: {
+      PyObject* cell = frame.localsplus()[DerefIndex(site)];
+      if (cell == nullptr || !PyCell_Check(cell)) return;
+      heap_.TouchCell(cell);
+      if (site.op == Op::kStoreDeref || site.op == Op::kDeleteDeref) Write(cell);
+      return;
+    }
+    case Op::kStoreAttr:
+    case Op::kDeleteAttr:
+      if (sp[-1] != nullptr) SetAttr(sp[-1], NameOperand(frame, site));
+      return;
+    case Op::kStoreGlobal:
+    case Op::kDeleteGlobal:
+      heap_.TouchDictKey(frame.globals(), NameOperand(frame, site));
+      return Write(frame.globals());
+    case Op::kStoreName:
+    case Op::kDeleteName:
+      return StoreName(frame, NameOperand(frame, site));
+    case Op::kBinaryOp:
+      return Binary(sp[-2], sp[-1], BinaryOpKind(site));
+    case Op::kBinarySubscr:
+      return GetItem(sp[-2], sp[-1]);
+    case Op::kBinarySlice:
+      if (sp[-3] != nullptr && IsTensor(sp[-3])) return;
+      return GetItem(sp[-3], Py_None);
+    case Op::kStoreSubscr:
+    case Op::kDeleteSubscr:
+      return SetItem(sp[-2], sp[-1]);
+    case Op::kStoreSlice:
+      return SetItem(sp[-3], Py_None);
+    case Op::kCompareOp:
+      return Compare(sp[-2], sp[-1], CompareKind(site));
+    case Op::kContainsOp:
+      return Contains(sp[-1], sp[-2]);
+    case Op::kUnaryNot:
+    case Op::kToBool:
+      return Truth(sp[-1]);
+    case Op::kBranchTruth: {
+      PyObject* value = sp[-1];
+      Truth(value);
+      if (value == Py_True || value == Py_False) CountBranch(frame, site, value == Py_True);
+      return;
+    }
+    case Op::kUnaryNegative:
+      return Unary(sp[-1], "__neg__");
+    case Op::kUnaryPositive:
+      return Unary(sp[-1], "__pos__");
+    case Op::kUnaryInvert:
+      return Unary(sp[-1], "__invert__");
+    case Op::kGetIter:
+    case Op::kUnpackSequence:
+    case Op::kUnpackEx:
+    case Op::kGetYieldFromIter:
+    case Op::kListExtend:
+    case Op::kSetUpdate:
+      return Iterate(sp[-1]);
+    case Op::kDictUpdate:
+    case Op::kDictMerge:
+      if (sp[-1] != nullptr && !TouchContent(sp[-1])) {
+        Refuse("unknown-object", "a mapping that is no dict is unpacked", kAdviceDevelop);
+      } else if (sp[-1] != nullptr && !PyDict_Check(sp[-1])) {
+        TouchSpecial(sp[-1], "keys");
+      }
+      return;
+    case Op::kForIter:
+      return Advance(sp[-1]);
+    case Op::kGetLen:
+      if (sp[-1] != nullptr) TouchContent(sp[-1]);
+      return;
+    case Op::kCall: {
+      CallSiteView call;
+      if (!DecodeCall(frame, site, sp, &call)) {
+        Refuse("call", "a call could not be decoded", "report this line");
+        return;
+      }
+      Arguments args{call.args, call.nargs, call.kwnames};
+      if (call.self_or_null != nullptr) return CallWithSelf(call.callable, call.self_or_null, args);
+      return Call(call.callable, args);
+    }
+    case Op::kCallEx: {
+      CallExView call;
+      if (!DecodeCallEx(frame, site, sp, &call)) {
+        Refuse("call", "a call could not be decoded", "report this line");
+        return;
+      }
+      return CallExpanded(call.callable, call.positional, call.keywords);
+    }
+    case Op::kWithEnter:
+      return EnterContext(sp[-1]);
+    case Op::kImportName:
+      return ImportName(frame, site, sp);
+    case Op::kFormatValue:
+    case Op::kFormatSimple:
+    case Op::kConvertValue:
+      return Format(site.op == Op::kFormatValue && (site.oparg & 4) != 0 ? sp[-2] : sp[-1]);
+    case Op::kFormatWithSpec:
+      return Format(sp[-2]);
+    case Op::kMatchSequence:
+    case Op::kMatchMapping:
+      if (sp[-1] != nullptr) TouchClass(sp[-1]);
+      return;
+    case Op::kMatchClass:
+    case Op::kMatchKeys:
+      if (site.op == Op::kMatchKeys) {
+        if (sp[-2] != nullptr && !TouchContent(sp[-2])) Refuse("match", "a pattern matches a mapping", kAdviceDevelop);
+        return;
+      }
+      if (sp[-3] != nullptr && sp[-2] != nullptr) {
+        IsInstance(sp[-3], sp[-2]);
+        if (PyTuple_Check(sp[-1])) {
+          for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sp[-1]); ++i) GetAttr(sp[-3], PyTuple_GET_ITEM(sp[-1], i));
+        }
+        GetAttr(sp[-2], InternedName("__match_args__"));
+      }
+      return;
+    case Op::kCheckExcMatch:
+      return;  // exception classes: a subtype test without hooks
+    case Op::kBuild:
+      // Sets and dicts hash their keys.
+      return;
+    case Op::kBuildString:
+    case Op::kListToTuple:
+    case Op::kListAppend:
+    case Op::kSetAdd:
+    case Op::kMapAdd:
+    case Op::kMakeFunction:
+    case Op::kSetFunctionAttribute:
+    case Op::kLoadLocals:
+    case Op::kLoadAssertionError:
+    case Op::kWithExit:
+    case Op::kRaise:
+    case Op::kReraise:
+    case Op::kPushExcInfo:
+    case Op::kPopExcept:
+    case Op::kReturn:
+    case Op::kReturnGenerator:
+    case Op::kYield:
+    case Op::kSetupAnnotations:
+      return;
+    case Op::kSend:
+      return;  // resumes a generator, whose frame is watched
+    case Op::kIntrinsic1:
+    case Op::kIntrinsic2:
+      return;  // list to tuple, unary plus, StopIteration conversion: no state but their operand's
+    case Op::kGetAwaitable:
+    case Op::kAsyncWithEnter:
+    case Op::kGetAiter:
+    case Op::kGetAnext:
+    case Op::kEndAsyncFor:
+    case Op::kAsyncGenWrap:
+      Refuse("async", "the model awaits", "make forward an ordinary function");
+      return;
+    case Op::kImportStar:
+    case Op::kCheckEgMatch:
+    case Op::kPrintExpr:
+    case Op::kUnknown:
+      Refuse("instruction", absl::StrCat("an instruction is not modelled: ", OpName(site.op)), kAdviceDevelop);
+      return;
+  }
+}
+
+}  // namespace cuvil::agent

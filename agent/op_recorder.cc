@@ -1,0 +1,636 @@
+#include "agent/op_recorder.h"
+
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "agent/call_table.h"
+#include "agent/frame_hook.h"
+#include "agent/process_lifetime.h"
+#include "agent/py_ref.h"
+#include "agent/torch_state.h"
+#include "jit/cir/op_traits.h"
+#include "jit/cir/schema.h"
+
+namespace cuvil::agent {
+
+struct OpRecorder::Overload {
+  OwnedRef object;
+  OwnedRef callable;  // the C function behind it: calling it enters no Python frame
+  cir::Schema schema;
+  absl::Status status;  // not OK: the operator cannot be part of a plan
+  bool is_lift = false;
+};
+
+namespace {
+
+constexpr char kAdviceData[] = "keep the computation in tensors (torch.where, masks) so that no value leaves them";
+constexpr char kAdviceOrigin[] = "make tensors with torch functions, outside of the model if they never change";
+
+struct TorchObjects {
+  OwnedRef mode;  // the instance that is pushed
+  OwnedRef push;
+  OwnedRef pop;
+  OwnedRef below_autograd;  // the class torch._C._AutoDispatchBelowAutograd
+  OwnedRef set_excluded;
+  OwnedRef autograd_keys[3];
+  OwnedRef clone;                                      // torch.ops.aten.clone.default
+  OwnedRef guard;                                      // the active _AutoDispatchBelowAutograd, while a trace runs
+  std::unordered_map<PyObject*, cir::Attr> constants;  // dtypes, layouts, memory formats
+  TensorBridge* bridge = nullptr;
+};
+
+TorchObjects& T() {
+  static ProcessLifetime<TorchObjects> objects;
+  return *objects;
+}
+
+OpRecorder* g_recorder = nullptr;  // of the one active trace; only its thread has the mode on its stack
+
+PyObject* HandleDispatch(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  // mode, overload, types, args, kwargs
+  if (count < 4 || !PyTuple_Check(args[3])) {
+    PyErr_SetString(PyExc_TypeError, "unexpected call of cuvil's dispatch mode");
+    return nullptr;
+  }
+  PyObject* kwargs = count > 4 && args[4] != Py_None ? args[4] : nullptr;
+  if (g_recorder == nullptr) return PyObject_Call(args[1], args[3], kwargs);
+  return g_recorder->Handle(args[1], args[3], kwargs);
+}
+
+PyMethodDef kHandler = {"__torch_dispatch__",
+                        reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(HandleDispatch)), METH_FASTCALL,
+                        nullptr};
+
+bool SetAutogradExcluded(bool excluded) {
+  TorchObjects& t = T();
+  for (OwnedRef& key : t.autograd_keys) {
+    OwnedRef done = OwnedRef::Steal(
+        PyObject_CallFunctionObjArgs(t.set_excluded.get(), key.get(), excluded ? Py_True : Py_False, nullptr));
+    if (!done) return false;
+  }
+  return true;
+}
+
+bool IsTensorListKind(cir::ArgKind kind) {
+  return kind == cir::ArgKind::kTensorList || kind == cir::ArgKind::kOptionalTensorElementList ||
+         kind == cir::ArgKind::kOptionalTensorList;
+}
+
+}  // namespace
+
+const TensorBridge& Bridge() { return *T().bridge; }
+
+absl::Status OpRecorder::Initialize() {
+  TorchObjects& t = T();
+  if (t.bridge != nullptr) return absl::OkStatus();
+  absl::StatusOr<TensorBridge> bridge = TensorBridge::Calibrate();
+  if (!bridge.ok()) return bridge.status();
+  OwnedRef torch = OwnedRef::Steal(PyImport_ImportModule("torch"));
+  OwnedRef c = OwnedRef::Steal(PyImport_ImportModule("torch._C"));
+  OwnedRef dispatch = OwnedRef::Steal(PyImport_ImportModule("torch.utils._python_dispatch"));
+  if (!torch || !c || !dispatch) {
+    PyErr_Clear();
+    return absl::UnavailableError("torch cannot be imported; install torch >= 2.10");
+  }
+  auto get = [](const OwnedRef& from, const char* name) {
+    return from ? OwnedRef::Steal(PyObject_GetAttrString(from.get(), name)) : OwnedRef();
+  };
+  OwnedRef mode_type = get(dispatch, "TorchDispatchMode");
+  t.push = get(c, "_push_on_torch_dispatch_stack");
+  t.pop = get(c, "_pop_torch_dispatch_stack");
+  t.below_autograd = get(c, "_AutoDispatchBelowAutograd");
+  t.set_excluded = get(c, "_dispatch_tls_set_dispatch_key_excluded");
+  OwnedRef keys = get(c, "DispatchKey");
+  t.autograd_keys[0] = get(keys, "AutogradFunctionality");
+  t.autograd_keys[1] = get(keys, "AutogradOther");
+  t.autograd_keys[2] = get(keys, "AutogradNestedTensor");
+  OwnedRef ops = get(torch, "ops");
+  OwnedRef aten = get(ops, "aten");
+  OwnedRef clone = get(aten, "clone");
+  t.clone = get(clone, "default");
+  if (PyErr_Occurred() || !mode_type) {
+    PyErr_Clear();
+    return absl::UnavailableError("this torch lacks a function that tracing needs; install torch >= 2.10");
+  }
+  OwnedRef handler = OwnedRef::Steal(PyCFunction_New(&kHandler, nullptr));
+  OwnedRef method = handler ? OwnedRef::Steal(PyInstanceMethod_New(handler.get())) : OwnedRef();
+  OwnedRef subclass = OwnedRef::Steal(
+      PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyType_Type), "s(O){}", "CuvilRecorder", mode_type.get()));
+  // Set afterwards: __init_subclass__ of the base wraps a handler that it finds in the class body in Python.
+  if (!subclass || !method || PyObject_SetAttrString(subclass.get(), "__torch_dispatch__", method.get()) < 0) {
+    PyErr_Clear();
+    return absl::UnavailableError("torch's dispatch mode cannot be subclassed as expected");
+  }
+  t.mode = OwnedRef::Steal(PyObject_CallNoArgs(subclass.get()));
+  if (!t.mode) {
+    PyErr_Clear();
+    return absl::UnavailableError("torch's dispatch mode cannot be made as expected");
+  }
+  OwnedRef dtype_names = OwnedRef::Steal(PyObject_Dir(torch.get()));
+  for (Py_ssize_t i = 0; dtype_names && i < PyList_GET_SIZE(dtype_names.get()); ++i) {
+    OwnedRef value = OwnedRef::Steal(PyObject_GetAttr(torch.get(), PyList_GET_ITEM(dtype_names.get(), i)));
+    if (!value) {
+      PyErr_Clear();
+      continue;
+    }
+    PyTypeObject* type = Py_TYPE(value.get());
+    OwnedRef text = OwnedRef::Steal(PyObject_Str(value.get()));
+    const char* name = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+    if (name == nullptr || !absl::StartsWith(name, "torch.")) continue;
+    std::string_view plain = std::string_view(name).substr(6);
+    if (type == Types().dtype) {
+      if (std::optional<cir::DType> dtype = cir::ParseDType(plain)) t.constants.emplace(value.release(), *dtype);
+    } else if (type == Types().layout) {
+      if (std::optional<cir::Layout> layout = cir::ParseLayout(plain)) t.constants.emplace(value.release(), *layout);
+    } else if (type == Types().memory_format) {
+      if (absl::EndsWith(plain, "_format")) plain.remove_suffix(7);
+      if (std::optional<cir::MemoryFormat> format = cir::ParseMemoryFormat(plain)) {
+        t.constants.emplace(value.release(), *format);
+      }
+    }
+  }
+  PyErr_Clear();
+  t.bridge = new TensorBridge(*std::move(bridge));  // NOLINT: lives as long as the process
+  return absl::OkStatus();
+}
+
+OpRecorder::OpRecorder(Tracer* tracer) : tracer_(tracer) {}
+
+OpRecorder::~OpRecorder() {
+  if (started_) Stop();
+  for (auto& [impl, tensor] : tensors_) Py_XDECREF(tensor.reference);
+}
+
+bool OpRecorder::Start() {
+  TorchObjects& t = T();
+  mode_bits_ = TorchStateReader::ModeBits();
+  OwnedRef pushed = OwnedRef::Steal(PyObject_CallOneArg(t.push.get(), t.mode.get()));
+  if (!pushed) return false;
+  t.guard = OwnedRef::Steal(PyObject_CallNoArgs(t.below_autograd.get()));
+  if (!t.guard) {
+    ErrorScope errors;
+    OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(t.pop.get(), Py_None));
+    return false;
+  }
+  g_recorder = this;
+  started_ = true;
+  return true;
+}
+
+void OpRecorder::Stop() {
+  if (!started_) return;
+  started_ = false;
+  ErrorScope errors;
+  g_recorder = nullptr;
+  T().guard.reset();
+  OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(T().pop.get(), Py_None));
+  if (!popped) PyErr_Clear();
+}
+
+cir::StorageId OpRecorder::StorageOf(PyObject* tensor) {
+  void* storage = Bridge().Storage(Bridge().FromPyObject(tensor));
+  auto [found, inserted] = old_storages_.try_emplace(storage);
+  if (inserted) {
+    found->second = graph_.NewStorage();
+    storage_is_old_.resize(found->second.index + 1, false);
+    storage_is_old_[found->second.index] = true;
+  }
+  return found->second;
+}
+
+void OpRecorder::Register(PyObject* tensor, cir::ValueId value) {
+  Tensor& entry = tensors_[Bridge().FromPyObject(tensor).impl()];
+  Py_XDECREF(entry.reference);
+  entry.value = value;
+  entry.reference = PyWeakref_NewRef(tensor, nullptr);
+  if (entry.reference == nullptr) PyErr_Clear();
+}
+
+std::optional<cir::ValueId> OpRecorder::Find(PyObject* tensor) const {
+  auto found = tensors_.find(Bridge().FromPyObject(tensor).impl());
+  if (found == tensors_.end() || found->second.reference == nullptr) return std::nullopt;
+  if (PyWeakref_GET_OBJECT(found->second.reference) != tensor) return std::nullopt;
+  return found->second.value;
+}
+
+cir::ValueId OpRecorder::AddInput(PyObject* tensor) {
+  if (std::optional<cir::ValueId> known = Find(tensor)) return *known;
+  TensorMeta meta = Bridge().Read(Bridge().FromPyObject(tensor));
+  cir::ValueId value = graph_.AddInput(meta.ToType(), StorageOf(tensor));
+  Register(tensor, value);
+  return value;
+}
+
+bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
+  last_tensors_.push_back(tensor);
+  if (std::optional<cir::ValueId> known = Find(tensor)) {
+    *value = *known;
+    return true;
+  }
+  if (!Bridge().IsExactTensor(tensor) && !Bridge().IsExactParameter(tensor)) {
+    tracer_->Refuse("tensor-subclass", absl::StrCat("uses a tensor subclass, ", Py_TYPE(tensor)->tp_name),
+                    "tensor subclasses run as they are");
+    return false;
+  }
+  if (!tracer_->heap().HasSeen(tensor)) {
+    tracer_->Refuse("unknown-tensor", "an operator uses a tensor that no watched read or operator produced",
+                    kAdviceOrigin);
+    return false;
+  }
+  TensorMeta meta = Bridge().Read(Bridge().FromPyObject(tensor));
+  *value = graph_.AddCaptured(meta.ToType(), StorageOf(tensor));
+  captured_.push_back(tensor);
+  tracer_->heap().Hold(tensor);
+  Register(tensor, *value);
+  return true;
+}
+
+bool OpRecorder::ToAttr(PyObject* object, cir::Attr* attr) {
+  if (object == Py_None) {
+    *attr = cir::NoneAttr();
+  } else if (PyBool_Check(object)) {
+    *attr = object == Py_True;
+  } else if (PyLong_Check(object)) {
+    int overflow = 0;
+    int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow != 0) return false;
+    *attr = value;
+  } else if (PyFloat_Check(object)) {
+    *attr = PyFloat_AS_DOUBLE(object);
+  } else if (PyComplex_CheckExact(object)) {
+    Py_complex value = PyComplex_AsCComplex(object);
+    *attr = std::complex<double>(value.real, value.imag);
+  } else if (PyUnicode_Check(object)) {
+    const char* text = PyUnicode_AsUTF8(object);
+    if (text == nullptr) return false;
+    *attr = std::string(text);
+  } else if (Py_TYPE(object) == Types().device) {
+    OwnedRef text = OwnedRef::Steal(PyObject_Str(object));
+    const char* name = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+    std::optional<cir::Device> device = name == nullptr ? std::nullopt : cir::ParseDevice(name);
+    if (!device) return false;
+    *attr = *device;
+  } else {
+    auto found = T().constants.find(object);
+    if (found == T().constants.end()) return false;
+    *attr = found->second;
+  }
+  return true;
+}
+
+bool OpRecorder::ToOperand(PyObject* object, cir::ArgKind kind, cir::Operand* operand) {
+  if (IsTensor(object)) {
+    cir::ValueId value;
+    if (!ToValue(object, &value)) return false;
+    *operand = value;
+    return true;
+  }
+  if (PyList_Check(object) || PyTuple_Check(object)) {
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
+    PyObject** items = PySequence_Fast_ITEMS(object);
+    if (IsTensorListKind(kind)) {
+      cir::ValueList values;
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        cir::ValueId value;
+        if (items[i] == Py_None) {
+          values.push_back(std::nullopt);
+        } else if (IsTensor(items[i]) && ToValue(items[i], &value)) {
+          values.push_back(value);
+        } else {
+          return false;
+        }
+      }
+      *operand = std::move(values);
+      return true;
+    }
+    std::vector<cir::Attr> attrs(size);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!ToAttr(items[i], &attrs[i])) return false;
+    }
+    switch (kind) {
+      case cir::ArgKind::kIntList:
+      case cir::ArgKind::kOptionalIntList:
+      case cir::ArgKind::kSymIntList:
+      case cir::ArgKind::kOptionalSymIntList: {
+        std::vector<int64_t> values;
+        for (const cir::Attr& attr : attrs) {
+          const int64_t* value = attr.get_if<int64_t>();
+          if (value == nullptr) return false;
+          values.push_back(*value);
+        }
+        *operand = cir::Attr(std::move(values));
+        return true;
+      }
+      case cir::ArgKind::kFloatList:
+      case cir::ArgKind::kOptionalFloatList: {
+        std::vector<double> values;
+        for (const cir::Attr& attr : attrs) {
+          if (const double* real = attr.get_if<double>()) {
+            values.push_back(*real);
+          } else if (const int64_t* integer = attr.get_if<int64_t>()) {
+            values.push_back(static_cast<double>(*integer));
+          } else {
+            return false;
+          }
+        }
+        *operand = cir::Attr(std::move(values));
+        return true;
+      }
+      case cir::ArgKind::kBoolList:
+      case cir::ArgKind::kBoolArray2:
+      case cir::ArgKind::kBoolArray3:
+      case cir::ArgKind::kBoolArray4: {
+        std::vector<bool> values;
+        for (const cir::Attr& attr : attrs) {
+          const bool* value = attr.get_if<bool>();
+          if (value == nullptr) return false;
+          values.push_back(*value);
+        }
+        *operand = cir::Attr(std::move(values));
+        return true;
+      }
+      case cir::ArgKind::kScalarList:
+        *operand = cir::Attr(std::move(attrs));
+        return true;
+      default:
+        return false;
+    }
+  }
+  if (PyObject_TypeCheck(object, Types().generator)) {
+    tracer_->Refuse("generator", "draws from a torch.Generator object of its own",
+                    "use the default generator (torch.manual_seed) inside of models");
+    return false;
+  }
+  cir::Attr attr;
+  if (!ToAttr(object, &attr)) return false;
+  if ((kind == cir::ArgKind::kFloat || kind == cir::ArgKind::kOptionalFloat) && attr.get_if<int64_t>() != nullptr) {
+    attr = static_cast<double>(*attr.get_if<int64_t>());
+  }
+  if ((kind == cir::ArgKind::kGenerator || kind == cir::ArgKind::kOptionalGenerator) && attr.is_none()) {
+    attr = cir::NoneAttr();
+  }
+  *operand = std::move(attr);
+  return true;
+}
+
+const OpRecorder::Overload* OpRecorder::Describe(PyObject* object) {
+  static ProcessLifetime<std::unordered_map<PyObject*, std::unique_ptr<Overload>>> cache;
+  auto found = cache->find(object);
+  if (found != cache->end()) return found->second.get();
+  auto overload = std::make_unique<Overload>();
+  overload->object = OwnedRef::New(object);
+  overload->callable = OwnedRef::Steal(PyObject_GetAttrString(object, "_op"));
+  OwnedRef schema = OwnedRef::Steal(PyObject_GetAttrString(object, "_schema"));
+  OwnedRef text = schema ? OwnedRef::Steal(PyObject_Str(schema.get())) : OwnedRef();
+  const char* chars = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+  if (!overload->callable || chars == nullptr) {
+    PyErr_Clear();
+    overload->callable = OwnedRef::New(object);
+    overload->status = absl::UnimplementedError("a higher-order operator is no part of plans");
+  } else {
+    absl::StatusOr<cir::Schema> parsed = cir::ParseSchema(chars);
+    if (!parsed.ok()) {
+      overload->status = parsed.status();
+    } else {
+      overload->schema = *std::move(parsed);
+      overload->status = cir::CheckAllowed(overload->schema);
+      overload->is_lift = overload->schema.name == "aten::lift_fresh";
+      if (overload->status.ok() && overload->schema.returns_non_tensor) {
+        overload->status = absl::UnimplementedError(
+            absl::StrCat(overload->schema.name, " moves tensor data or properties into Python"));
+      }
+    }
+  }
+  return cache->emplace(object, std::move(overload)).first->second.get();
+}
+
+PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs) {
+  UnobservedScope unobserved;
+  const Overload* overload = Describe(object);
+  std::vector<cir::Operand> operands;
+  if (!tracer_->refused()) {
+    ErrorScope errors;
+    if (TorchStateReader::ModeBits() != mode_bits_) {
+      tracer_->Refuse("mode-change", "operators run under another grad mode or autocast state than the call started in",
+                      "set the mode around the whole call");
+    } else {
+      Record(*overload, args, kwargs, &operands);
+    }
+  }
+  // Exactly eager's execution: with autograd, if it is enabled and somebody requires grad.
+  if (!SetAutogradExcluded(false)) return nullptr;
+  PyObject* result = PyObject_Call(overload->callable.get(), args, kwargs);
+  {
+    ErrorScope errors;
+    if (!SetAutogradExcluded(true)) PyErr_Clear();
+  }
+  if (tracer_->refused()) return result;
+  if (result == nullptr) {
+    ErrorScope errors;
+    tracer_->Refuse("operator-error", absl::StrCat(overload->schema.name, " raised an exception"),
+                    "whether it does may depend on data");
+    return nullptr;
+  }
+  ErrorScope errors;
+  RecordResult(*overload, std::move(operands), result);
+  return result;
+}
+
+void OpRecorder::Record(const Overload& overload, PyObject* args, PyObject* kwargs,
+                        std::vector<cir::Operand>* operands) {
+  if (!overload.status.ok()) {
+    bool data = overload.schema.returns_non_tensor || absl::StrContains(overload.status.message(), "data");
+    tracer_->Refuse(data ? "data-read" : "operator", std::string(overload.status.message()),
+                    data ? kAdviceData : "the operator runs as it is");
+    return;
+  }
+  last_tensors_.clear();
+  if (overload.is_lift) return;  // its argument is a constant: RecordResult
+  const cir::Schema& schema = overload.schema;
+  Py_ssize_t num_args = PyTuple_GET_SIZE(args);
+  for (size_t i = 0; i < schema.arguments.size(); ++i) {
+    const cir::SchemaArgument& argument = schema.arguments[i];
+    PyObject* value = nullptr;
+    if (static_cast<Py_ssize_t>(i) < num_args) {
+      value = PyTuple_GET_ITEM(args, i);
+    } else if (kwargs != nullptr) {
+      value = PyDict_GetItemString(kwargs, argument.name.c_str());
+    }
+    cir::Operand operand;
+    if (value == nullptr) {
+      if (!argument.default_value) {
+        tracer_->Refuse("operator", absl::StrCat(schema.name, " is called without its argument ", argument.name),
+                        "report this line");
+        return;
+      }
+      operand = *argument.default_value;
+    } else if (!ToOperand(value, argument.kind, &operand)) {
+      tracer_->Refuse("operator-argument",
+                      absl::StrCat(schema.name, ": argument ", argument.name, " of type ", Py_TYPE(value)->tp_name,
+                                   " has no constant form"),
+                      "pass numbers, tensors, dtypes and devices to operators");
+      return;
+    }
+    operands->push_back(std::move(operand));
+  }
+  for (size_t i = 0; i < schema.arguments.size(); ++i) {
+    if (!schema.arguments[i].is_written) continue;
+    auto check = [&](cir::ValueId id) {
+      const cir::Value& value = graph_.graph().value(id);
+      size_t storage = value.storage.index;
+      if (storage < storage_is_old_.size() && storage_is_old_[storage]) {
+        tracer_->Refuse("tensor-write", absl::StrCat(schema.name, " writes to a tensor that existed before the call"),
+                        "return the new value instead of updating in place");
+      }
+    };
+    if (const auto* id = std::get_if<cir::ValueId>(&(*operands)[i])) check(*id);
+    if (const auto* list = std::get_if<cir::ValueList>(&(*operands)[i])) {
+      for (const std::optional<cir::ValueId>& id : *list) {
+        if (id) check(*id);
+      }
+    }
+  }
+  if ((mode_bits_ & 1) != 0 && (mode_bits_ & 2) == 0) {
+    for (const cir::Operand& operand : *operands) {
+      auto requires_grad = [&](cir::ValueId id) { return graph_.graph().value(id).type.requires_grad; };
+      bool needs = false;
+      if (const auto* id = std::get_if<cir::ValueId>(&operand)) needs = requires_grad(*id);
+      if (const auto* list = std::get_if<cir::ValueList>(&operand)) {
+        for (const std::optional<cir::ValueId>& id : *list) needs = needs || (id && requires_grad(*id));
+      }
+      if (needs) {
+        tracer_->Refuse("autograd", "grad mode is enabled and a tensor requires grad",
+                        "call the model under torch.no_grad() or torch.inference_mode()");
+        return;
+      }
+    }
+  }
+}
+
+void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result) {
+  const Overload* described = &overload;
+  bool lifted = overload.is_lift;
+  if (lifted) {
+    // A constant of the program. It may be written to later in the call, so every run starts from a fresh copy.
+    described = Describe(T().clone.get());
+    if (!Bridge().IsExactTensor(result)) {
+      tracer_->Refuse("operator", "a constant is no plain tensor", "report this line");
+      return;
+    }
+    OwnedRef copy = OwnedRef::Steal(PyObject_CallMethod(result, "clone", nullptr));
+    if (!copy) {
+      PyErr_Clear();
+      tracer_->Refuse("operator", "a constant cannot be copied", "report this line");
+      return;
+    }
+    torch_abi::TensorRef ref = Bridge().FromPyObject(copy.get());
+    cir::StorageId storage = graph_.NewStorage();
+    cir::ValueId value = graph_.AddConstant(Bridge().Read(ref).ToType(), storage);
+    constants_.push_back(std::move(copy));
+    operands = {cir::Operand(value), cir::Operand(cir::Attr(cir::NoneAttr()))};
+  }
+  const cir::Schema& schema = described->schema;
+  cir::Op op;
+  op.name = schema.name;
+  op.overload = schema.overload;
+  for (const cir::SchemaArgument& argument : schema.arguments) op.kinds.push_back(argument.kind);
+  op.operands = std::move(operands);
+  op.effects.writes = schema.written_arguments();
+  op.source = graph_.AddSource(absl::StrCat(tracer_->CurrentSource()));
+
+  // Which storages the operands have, to tell views from new memory.
+  std::vector<std::pair<void*, cir::StorageId>> operand_storages;
+  auto note = [&](PyObject* tensor) {
+    if (std::optional<cir::ValueId> id = Find(tensor)) {
+      operand_storages.emplace_back(Bridge().Storage(Bridge().FromPyObject(tensor)), graph_.graph().value(*id).storage);
+    }
+  };
+  for (const auto& object : last_tensors_) note(object);
+
+  bool failed = false;
+  auto add = [&](PyObject* tensor) -> std::optional<cir::ValueId> {
+    if (!Bridge().IsExactTensor(tensor) && !Bridge().IsExactParameter(tensor)) {
+      failed = true;
+      return std::nullopt;
+    }
+    torch_abi::TensorRef ref = Bridge().FromPyObject(tensor);
+    void* memory = Bridge().Storage(ref);
+    std::optional<cir::StorageId> storage;
+    for (const auto& [address, id] : operand_storages) {
+      if (address == memory) storage = id;
+    }
+    if (storage) {
+      op.effects.is_view = true;
+    } else {
+      storage = graph_.NewStorage();
+    }
+    TensorMeta meta = Bridge().Read(ref);
+    if (meta.requires_grad) {
+      tracer_->Refuse("autograd", "a result requires grad",
+                      "call the model under torch.no_grad() or torch.inference_mode()");
+    }
+    return graph_.AddResultValue(meta.ToType(), *storage);
+  };
+  std::vector<std::pair<PyObject*, cir::ValueId>> made;
+  size_t num_returns = schema.returns.size();
+  for (size_t i = 0; i < num_returns; ++i) {
+    PyObject* item = num_returns == 1 ? result
+                     : (PyTuple_Check(result) || PyList_Check(result)) &&
+                             static_cast<size_t>(PySequence_Fast_GET_SIZE(result)) == num_returns
+                         ? PySequence_Fast_GET_ITEM(result, i)
+                         : nullptr;
+    cir::Result described_result;
+    described_result.returned = schema.returns[i];
+    if (item == nullptr) {
+      failed = true;
+    } else if (item == Py_None) {
+      described_result.form = cir::ResultForm::kUnused;
+    } else if (IsTensor(item)) {
+      std::optional<cir::ValueId> known = lifted ? std::nullopt : Find(item);
+      if (known) {
+        described_result.form = cir::ResultForm::kSame;
+        described_result.values = {*known};
+      } else if (std::optional<cir::ValueId> value = add(item)) {
+        described_result.form = cir::ResultForm::kNew;
+        described_result.values = {*value};
+        made.emplace_back(item, *value);
+      }
+    } else if (PyList_Check(item) || PyTuple_Check(item)) {
+      described_result.form = cir::ResultForm::kList;
+      for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(item); ++k) {
+        PyObject* tensor = PySequence_Fast_GET_ITEM(item, k);
+        std::optional<cir::ValueId> value = IsTensor(tensor) && !Find(tensor) ? add(tensor) : std::nullopt;
+        if (!value) {
+          failed = true;
+          break;
+        }
+        described_result.values.push_back(*value);
+        made.emplace_back(tensor, *value);
+      }
+    } else {
+      failed = true;
+    }
+    op.results.push_back(std::move(described_result));
+  }
+  if (failed) {
+    tracer_->Refuse("operator", absl::StrCat(schema.name, " returns something that is no plain tensor"),
+                    "the operator runs as it is");
+    return;
+  }
+  if (cir::IsRandom(op)) {
+    op.effects.is_random = true;
+    has_random_ops_ = true;
+  }
+  if (cir::HasDynamicShape(graph_.graph(), op)) {
+    tracer_->Refuse("data-read", absl::StrCat(schema.name, " makes a tensor whose size depends on data"),
+                    "use masks instead of selecting elements");
+    return;
+  }
+  if (cir::IsUninitialized(op)) uninitialized_ = true;
+  graph_.AddOp(std::move(op));
+  for (const auto& [tensor, value] : made) Register(tensor, value);
+}
+
+}  // namespace cuvil::agent

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "agent/py_ref.h"
+#include "agent/tensor_bridge.h"
+#include "agent/tracer.h"
+#include "jit/cir/graph.h"
+#include "scheduler/torch/handles.h"
+
+namespace cuvil::agent {
+
+// Writes down every operator that the traced call runs, as Python called it: composite operators whole, below
+// autograd (docs/design/0006-torch-boundary.md).
+//
+// Works as a TorchDispatchMode with a C handler. The autograd keys are excluded for calls that come from Python, so
+// that the mode sees `linear` and not what it decomposes into; inside the handler they are restored, so that the
+// operator runs exactly as it would have.
+//
+// Threads: the tracing thread, GIL held.
+class OpRecorder {
+ public:
+  static absl::Status Initialize();
+
+  explicit OpRecorder(Tracer* tracer);
+  ~OpRecorder();
+  OpRecorder(const OpRecorder&) = delete;
+  OpRecorder& operator=(const OpRecorder&) = delete;
+
+  // Pushes and pops the mode. False with an exception set if torch refuses.
+  bool Start();
+  void Stop();
+
+  // Registers an argument of the call before it starts; the same object twice gives the same value.
+  cir::ValueId AddInput(PyObject* tensor);
+
+  // The value that stands for a tensor object, if it has one.
+  std::optional<cir::ValueId> Find(PyObject* tensor) const;
+  cir::GraphBuilder& graph() { return graph_; }
+
+  // Tensors that existed before the call, in the order of graph().captured. Borrowed: the heap log holds them.
+  const std::vector<PyObject*>& captured() const { return captured_; }
+  std::vector<OwnedRef> TakeConstants() { return std::move(constants_); }
+  // Some result shows memory that nobody wrote (torch.empty): runs differ legitimately.
+  bool has_uninitialized_memory() const { return uninitialized_; }
+  bool has_random_ops() const { return has_random_ops_; }
+
+  // The handler: runs the operator and returns its result, whatever becomes of the trace.
+  PyObject* Handle(PyObject* overload, PyObject* args, PyObject* kwargs);
+
+ private:
+  struct Tensor {
+    cir::ValueId value;
+    PyObject* reference = nullptr;  // weak reference: tells a dead tensor from a new one at its address
+  };
+  struct Overload;
+
+  static const Overload* Describe(PyObject* overload);
+  void Record(const Overload& overload, PyObject* args, PyObject* kwargs, std::vector<cir::Operand>* operands);
+  void RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result);
+  bool ToOperand(PyObject* object, cir::ArgKind kind, cir::Operand* operand);
+  bool ToValue(PyObject* tensor, cir::ValueId* value);
+  bool ToAttr(PyObject* object, cir::Attr* attr);
+  void Register(PyObject* tensor, cir::ValueId value);
+  cir::StorageId StorageOf(PyObject* tensor);
+
+  Tracer* tracer_;
+  cir::GraphBuilder graph_;
+  std::unordered_map<void*, Tensor> tensors_;  // by TensorImpl
+  // Storages of inputs and captured tensors, which outlive the trace.
+  std::unordered_map<void*, cir::StorageId> old_storages_;
+  std::vector<bool> storage_is_old_;  // by StorageId
+  std::vector<PyObject*> captured_;
+  std::vector<OwnedRef> constants_;
+  uint32_t mode_bits_ = 0;
+  bool has_random_ops_ = false;
+  bool started_ = false;
+  bool uninitialized_ = false;
+  std::vector<PyObject*> last_tensors_;  // tensor operands of the operator being recorded; borrowed
+};
+
+const TensorBridge& Bridge();
+
+}  // namespace cuvil::agent

@@ -1,0 +1,405 @@
+#include "agent/output_recipe.h"
+
+#include <structmember.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/call_table.h"
+#include "agent/input_signature.h"
+#include "agent/op_recorder.h"
+
+namespace cuvil::agent {
+namespace {
+
+constexpr size_t kMaxNodes = 100000;
+
+// The dict that holds an instance's attributes, without making one.
+PyObject* AttributesOf(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) return nullptr;
+  if (DictPointerOffset(type, object) == 0) return nullptr;
+  return reinterpret_cast<PyObject*>(InstanceDict(object));
+}
+
+// Every __slots__ descriptor of the type's MRO. False if there is C data that cannot be copied.
+bool SlotsOf(PyTypeObject* type, std::vector<Py_ssize_t>* offsets) {
+  PyObject* mro = type->tp_mro;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); ++i) {
+    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i));
+    if (!(base->tp_flags & Py_TPFLAGS_HEAPTYPE) || base->tp_members == nullptr) continue;
+    PyObject* key;
+    PyObject* value;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(base->tp_dict, &position, &key, &value)) {
+      if (Py_TYPE(value) != &PyMemberDescr_Type) continue;
+      PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(value)->d_member;
+      if (member->type != T_OBJECT && member->type != T_OBJECT_EX) return false;
+      offsets->push_back(member->offset);
+    }
+  }
+  return true;
+}
+
+PyTypeObject* BuiltinBase(PyTypeObject* type) {
+  while (type != nullptr && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) && type != Types().defaultdict) type = type->tp_base;
+  return type;
+}
+
+}  // namespace
+
+struct OutputRecipe::Describer {
+  OutputRecipe* recipe;
+  const HeapLog& heap;
+  const InputSignature& inputs;
+  OpRecorder* recorder;
+  std::string* why_not;
+  std::unordered_map<PyObject*, uint32_t> done;
+  std::unordered_map<uint32_t, uint32_t> output_of_value;
+
+  // Index of the node, or -1.
+  int64_t Add(PyObject* object, int depth) {
+    if (recipe->nodes_.size() > kMaxNodes || depth > 64) {
+      *why_not = "the result is too large to be rebuilt";
+      return -1;
+    }
+    auto index = static_cast<uint32_t>(recipe->nodes_.size());
+    if (auto found = done.find(object); found != done.end() && !IsAtom(object)) {
+      recipe->nodes_.push_back({Kind::kRepeat, found->second});
+      return index;
+    }
+    recipe->nodes_.push_back({Kind::kAtom});
+    done.emplace(object, index);
+    PyTypeObject* type = Py_TYPE(object);
+    if (IsTensor(object)) return AddTensor(object, index);
+    if (IsAtom(object) || type == Types().dtype || type == Types().device || type == Types().layout ||
+        type == Types().memory_format || type == Types().size || type == &PyRange_Type) {
+      recipe->nodes_[index].object = OwnedRef::New(object);
+      return index;
+    }
+    int64_t position = inputs.PositionOf(object);
+    if (position >= 0) {
+      recipe->nodes_[index].kind = Kind::kArgument;
+      recipe->nodes_[index].index = static_cast<uint32_t>(position);
+      return index;
+    }
+    if (!heap.IsNew(object) && !PyTuple_Check(object)) {
+      // It existed before: the guards prove that the same place still holds it.
+      if (!heap.HasSeen(object)) {
+        *why_not = absl::StrCat("the result holds a ", type->tp_name, " that no watched read produced");
+        return -1;
+      }
+      recipe->nodes_[index].kind = Kind::kExisting;
+      recipe->nodes_[index].existing = ExpectedValue(object);
+      recipe->nodes_[index].existing_pointer = object;
+      return index;
+    }
+    return AddContainer(object, index, depth);
+  }
+
+  int64_t AddTensor(PyObject* tensor, uint32_t index) {
+    Node& node = recipe->nodes_[index];
+    int64_t position = inputs.PositionOf(tensor);
+    if (position >= 0) {
+      node.kind = Kind::kArgument;
+      node.index = static_cast<uint32_t>(position);
+      return index;
+    }
+    std::optional<cir::ValueId> value = recorder->Find(tensor);
+    if (!value || recorder->graph().graph().value(*value).origin == cir::Origin::kCaptured) {
+      if (!heap.HasSeen(tensor) || heap.IsNew(tensor)) {
+        *why_not = "the result holds a tensor that no operator made";
+        return -1;
+      }
+      node.kind = Kind::kExisting;
+      node.existing = ExpectedValue(tensor);
+      node.existing_pointer = tensor;
+      return index;
+    }
+    if (InstanceAttributes(tensor)) {
+      *why_not = "a result tensor carries Python attributes";
+      return -1;
+    }
+    auto [found, inserted] =
+        output_of_value.try_emplace(value->index, static_cast<uint32_t>(recorder->graph().graph().outputs.size()));
+    if (inserted) recorder->graph().AddOutput(*value);
+    node.kind = Kind::kResult;
+    node.index = found->second;
+    return index;
+  }
+
+  static bool InstanceAttributes(PyObject* object) {
+    PyObject** dict = _PyObject_GetDictPtr(object);
+    return dict != nullptr && *dict != nullptr && PyDict_GET_SIZE(*dict) > 0;
+  }
+
+  bool AddChild(uint32_t index, PyObject* child, int depth, std::vector<uint32_t> Node::*list) {
+    int64_t added = Add(child, depth + 1);
+    if (added < 0) return false;
+    (recipe->nodes_[index].*list).push_back(static_cast<uint32_t>(added));
+    return true;
+  }
+
+  bool AddAttributes(uint32_t index, PyObject* object, int depth) {
+    PyObject* attributes = AttributesOf(object);
+    if (attributes == nullptr) return true;
+    Py_ssize_t position = 0;
+    PyObject* key;
+    PyObject* value;
+    while (PyDict_Next(attributes, &position, &key, &value)) {
+      recipe->nodes_[index].attribute_names.push_back(OwnedRef::New(key));
+      if (!AddChild(index, value, depth, &Node::attributes)) return false;
+    }
+    return true;
+  }
+
+  int64_t AddContainer(PyObject* object, uint32_t index, int depth) {
+    PyTypeObject* type = Py_TYPE(object);
+    recipe->nodes_[index].object = OwnedRef::New(reinterpret_cast<PyObject*>(type));
+    PyTypeObject* base = BuiltinBase(type);
+    if (PyTuple_Check(object)) {
+      recipe->nodes_[index].kind = Kind::kTuple;
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+        if (!AddChild(index, PyTuple_GET_ITEM(object, i), depth, &Node::children)) return -1;
+      }
+      return AddAttributes(index, object, depth) ? index : -1;
+    }
+    if (type == &PyList_Type) {
+      recipe->nodes_[index].kind = Kind::kList;
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) {
+        if (!AddChild(index, PyList_GET_ITEM(object, i), depth, &Node::children)) return -1;
+      }
+      return index;
+    }
+    if (PyDict_Check(object) && (base == &PyDict_Type || base == &PyODict_Type || base == Types().defaultdict)) {
+      recipe->nodes_[index].kind = Kind::kDict;
+      std::vector<std::pair<PyObject*, PyObject*>> items;
+      if (base == &PyODict_Type) {
+        // Insertion order of an OrderedDict is kept outside of the dict.
+        OwnedRef keys =
+            OwnedRef::Steal(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyODict_Type), "keys", "O", object));
+        OwnedRef list = keys ? OwnedRef::Steal(PySequence_List(keys.get())) : OwnedRef();
+        if (!list) {
+          PyErr_Clear();
+          return -1;
+        }
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) {
+          PyObject* key = PyList_GET_ITEM(list.get(), i);
+          PyObject* value = PyDict_GetItemWithError(object, key);
+          if (value == nullptr) return -1;
+          items.emplace_back(key, value);
+        }
+      } else {
+        Py_ssize_t position = 0;
+        PyObject* key;
+        PyObject* value;
+        while (PyDict_Next(object, &position, &key, &value)) items.emplace_back(key, value);
+      }
+      for (const auto& [key, value] : items) {
+        if (!IsAtom(key) && !(PyTuple_CheckExact(key) && IsPlainKey(key)) && heap.IsNew(key)) {
+          *why_not = "the result has a dict whose keys were made by the call";
+          return -1;
+        }
+        recipe->nodes_[index].keys.push_back(OwnedRef::New(key));
+        if (!AddChild(index, value, depth, &Node::children)) return -1;
+      }
+      if (base == Types().defaultdict) {
+        recipe->nodes_[index].default_factory = OwnedRef::Steal(PyObject_GetAttrString(object, "default_factory"));
+      }
+      return AddAttributes(index, object, depth) ? index : -1;
+    }
+    if (type == &PySlice_Type) {
+      recipe->nodes_[index].kind = Kind::kSlice;
+      auto* slice = reinterpret_cast<PySliceObject*>(object);
+      for (PyObject* part : {slice->start, slice->stop, slice->step}) {
+        if (!AddChild(index, part, depth, &Node::children)) return -1;
+      }
+      return index;
+    }
+    if (base == &PyBaseObject_Type && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyType_Check(object) &&
+        type->tp_finalize == nullptr && type->tp_itemsize == 0) {
+      recipe->nodes_[index].kind = Kind::kInstance;
+      std::vector<Py_ssize_t> offsets;
+      if (!SlotsOf(type, &offsets)) {
+        *why_not = absl::StrCat("the result holds a ", type->tp_name, " with C data");
+        return -1;
+      }
+      for (Py_ssize_t offset : offsets) {
+        PyObject* value;
+        std::memcpy(&value, reinterpret_cast<char*>(object) + offset, sizeof value);
+        if (value == nullptr) continue;
+        recipe->nodes_[index].member_offsets.push_back(offset);
+        if (!AddChild(index, value, depth, &Node::members)) return -1;
+      }
+      return AddAttributes(index, object, depth) ? index : -1;
+    }
+    *why_not = absl::StrCat("the result holds an object of type ", type->tp_name);
+    return -1;
+  }
+};
+
+std::unique_ptr<OutputRecipe> OutputRecipe::Describe(PyObject* result, const HeapLog& heap,
+                                                     const InputSignature& inputs, OpRecorder* recorder,
+                                                     std::string* why_not) {
+  auto recipe = std::make_unique<OutputRecipe>();
+  Describer describer{recipe.get(), heap, inputs, recorder, why_not, {}, {}};
+  if (describer.Add(result, 0) < 0) return nullptr;
+  return recipe;
+}
+
+struct OutputRecipe::Builder {
+  const OutputRecipe& recipe;
+  const CallArgs& call;
+  const InputSignature& inputs;
+  std::vector<torch_abi::OwnedTensor>& results;
+  std::vector<OwnedRef> tensors;  // by plan output
+  std::vector<PyObject*> built;   // by node; borrowed from their parents
+  size_t next = 0;
+
+  // New reference.
+  PyObject* Next() {
+    size_t index = next++;
+    const Node& node = recipe.nodes_[index];
+    PyObject* object = Make(node, index);
+    return object;
+  }
+
+  PyObject* Remember(size_t index, PyObject* object) {
+    built[index] = object;
+    return object;
+  }
+
+  PyObject* Make(const Node& node, size_t index) {
+    switch (node.kind) {
+      case Kind::kAtom:
+        return Py_NewRef(node.object.get());
+      case Kind::kRepeat:
+        return built[node.index] == nullptr ? nullptr : Py_NewRef(built[node.index]);
+      case Kind::kArgument: {
+        PyObject* argument = inputs.ObjectAt(call, node.index);
+        return argument == nullptr ? nullptr : Remember(index, Py_NewRef(argument));
+      }
+      case Kind::kExisting: {
+        // Alive: the place that holds it was compared moments ago, under this or an earlier hold of the GIL; a weak
+        // reference settles the rest.
+        if (!node.existing.Matches(node.existing_pointer)) return nullptr;
+        return Remember(index, Py_NewRef(node.existing_pointer));
+      }
+      case Kind::kResult: {
+        OwnedRef& tensor = tensors[node.index];
+        if (!tensor) {
+          tensor = OwnedRef::Steal(Bridge().ToPyObject(std::move(results[node.index])));
+          if (!tensor) return nullptr;
+        }
+        return Remember(index, Py_NewRef(tensor.get()));
+      }
+      case Kind::kTuple: {
+        auto* type = reinterpret_cast<PyTypeObject*>(node.object.get());
+        auto size = static_cast<Py_ssize_t>(node.children.size());
+        PyObject* tuple = type == &PyTuple_Type ? PyTuple_New(size) : type->tp_alloc(type, size);
+        if (tuple == nullptr) return nullptr;
+        for (Py_ssize_t i = 0; i < size; ++i) {
+          PyObject* item = Next();
+          if (item == nullptr) return Fail(tuple);
+          PyTuple_SET_ITEM(tuple, i, item);
+        }
+        Remember(index, tuple);
+        return FillAttributes(node, tuple) ? tuple : Fail(tuple);
+      }
+      case Kind::kList: {
+        auto size = static_cast<Py_ssize_t>(node.children.size());
+        PyObject* list = PyList_New(size);
+        if (list == nullptr) return nullptr;
+        Remember(index, list);
+        for (Py_ssize_t i = 0; i < size; ++i) {
+          PyObject* item = Next();
+          if (item == nullptr) return Fail(list);
+          PyList_SET_ITEM(list, i, item);
+        }
+        return list;
+      }
+      case Kind::kDict:
+        return MakeDict(node, index);
+      case Kind::kSlice: {
+        OwnedRef parts[3];
+        for (OwnedRef& part : parts) {
+          part = OwnedRef::Steal(Next());
+          if (!part) return nullptr;
+        }
+        return Remember(index, PySlice_New(parts[0].get(), parts[1].get(), parts[2].get()));
+      }
+      case Kind::kInstance: {
+        auto* type = reinterpret_cast<PyTypeObject*>(node.object.get());
+        PyObject* object = type->tp_alloc(type, 0);
+        if (object == nullptr) return nullptr;
+        Remember(index, object);
+        for (Py_ssize_t offset : node.member_offsets) {
+          PyObject* value = Next();
+          if (value == nullptr) return Fail(object);
+          std::memcpy(reinterpret_cast<char*>(object) + offset, &value, sizeof value);
+        }
+        return FillAttributes(node, object) ? object : Fail(object);
+      }
+      case Kind::kSet:
+        return nullptr;
+    }
+    return nullptr;
+  }
+
+  PyObject* MakeDict(const Node& node, size_t index) {
+    auto* type = reinterpret_cast<PyTypeObject*>(node.object.get());
+    PyTypeObject* base = BuiltinBase(type);
+    PyObject* dict = type == &PyDict_Type ? PyDict_New() : nullptr;
+    if (dict == nullptr) {
+      // The builtin base's constructor, not the subclass's __init__.
+      OwnedRef none = OwnedRef::Steal(PyTuple_New(0));
+      dict = base->tp_new(type, none.get(), nullptr);
+      if (dict == nullptr) return nullptr;
+      OwnedRef arguments = node.default_factory ? OwnedRef::Steal(PyTuple_Pack(1, node.default_factory.get()))
+                                                : OwnedRef::New(none.get());
+      if (base->tp_init != nullptr && base->tp_init(dict, arguments.get(), nullptr) < 0) return Fail(dict);
+    }
+    Remember(index, dict);
+    for (const OwnedRef& key : node.keys) {
+      PyObject* value = Next();
+      if (value == nullptr) return Fail(dict);
+      int failed =
+          base == &PyODict_Type ? PyODict_SetItem(dict, key.get(), value) : PyDict_SetItem(dict, key.get(), value);
+      Py_DECREF(value);
+      if (failed != 0) return Fail(dict);
+    }
+    return FillAttributes(node, dict) ? dict : Fail(dict);
+  }
+
+  bool FillAttributes(const Node& node, PyObject* object) {
+    for (const OwnedRef& name : node.attribute_names) {
+      PyObject* value = Next();
+      if (value == nullptr) return false;
+      PyObject* attributes = PyObject_GenericGetDict(object, nullptr);
+      int failed = attributes == nullptr ? -1 : PyDict_SetItem(attributes, name.get(), value);
+      Py_XDECREF(attributes);
+      Py_DECREF(value);
+      if (failed != 0) return false;
+    }
+    return true;
+  }
+
+  PyObject* Fail(PyObject* partial) {
+    PyErr_Clear();
+    Py_DECREF(partial);
+    return nullptr;
+  }
+};
+
+PyObject* OutputRecipe::Build(const CallArgs& call, const InputSignature& inputs,
+                              std::vector<torch_abi::OwnedTensor> results) const {
+  Builder builder{*this, call, inputs, results, {}, {}, 0};
+  builder.tensors.resize(results.size());
+  builder.built.resize(nodes_.size());
+  PyObject* object = builder.Next();
+  if (object == nullptr) PyErr_Clear();
+  return object;
+}
+
+}  // namespace cuvil::agent

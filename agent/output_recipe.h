@@ -1,0 +1,71 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "agent/capture.h"
+#include "agent/guards.h"
+#include "agent/heap_log.h"
+#include "agent/py_ref.h"
+
+namespace cuvil::agent {
+
+class InputSignature;
+class OpRecorder;
+
+// How to rebuild a call's result from the plan's tensors: the same types, the same sharing, strides and views as the
+// operators made them. Runs no Python code: instances are made bare and filled attribute by attribute.
+//
+// Threads: GIL held.
+class OutputRecipe {
+ public:
+  // Describes `result` after the trace; adds the tensors it needs to the graph's outputs. Null with a reason if some
+  // part of it cannot be rebuilt.
+  static std::unique_ptr<OutputRecipe> Describe(PyObject* result, const HeapLog& heap, const InputSignature& inputs,
+                                                OpRecorder* recorder, std::string* why_not);
+
+  // New reference; null without an exception if a part is gone.
+  PyObject* Build(const CallArgs& call, const InputSignature& inputs,
+                  std::vector<torch_abi::OwnedTensor> results) const;
+
+ private:
+  enum class Kind : uint8_t {
+    kResult,    // a tensor of the plan
+    kArgument,  // an argument object, by position
+    kExisting,  // an object that existed before the call
+    kAtom,
+    kTuple,  // tuple or a subclass of it
+    kList,
+    kDict,  // dict or a subclass of it, with the instance's attributes
+    kSet,
+    kInstance,  // an object made by the call, filled attribute by attribute
+    kSlice,
+    kRepeat,  // the same object as an earlier node
+  };
+  struct Node {
+    Kind kind;
+    uint32_t index = 0;      // kResult: plan output; kArgument: position; kRepeat: node
+    OwnedRef object;         // kAtom: the value; containers: the type
+    ExpectedValue existing;  // kExisting
+    PyObject* existing_pointer = nullptr;
+    std::vector<OwnedRef> keys;  // kDict
+    OwnedRef default_factory;    // kDict: of a defaultdict
+    std::vector<uint32_t> children;
+    std::vector<OwnedRef> attribute_names;  // kDict, kInstance, kTuple: the instance's __dict__
+    std::vector<uint32_t> attributes;
+    std::vector<Py_ssize_t> member_offsets;  // kInstance: __slots__
+    std::vector<uint32_t> members;
+  };
+  struct Describer;
+  struct Builder;
+
+  std::vector<Node> nodes_;
+  std::vector<OwnedRef> kept_;
+};
+
+}  // namespace cuvil::agent

@@ -1,0 +1,122 @@
+#include "agent/torch_state.h"
+
+#include "absl/strings/str_cat.h"
+#include "agent/py_ref.h"
+
+namespace cuvil::agent {
+namespace {
+
+struct Getters {
+  PyObject* is_grad_enabled = nullptr;
+  PyObject* is_inference_mode_enabled = nullptr;
+  PyObject* is_autocast_enabled = nullptr;
+  PyObject* get_default_dtype = nullptr;
+  PyObject* len_function_stack = nullptr;
+  PyObject* len_dispatch_stack = nullptr;
+  PyObject* is_function_enabled = nullptr;
+  PyObject* functorch_active = nullptr;
+  PyObject* profiler_enabled = nullptr;  // optional
+  PyObject* cpu = nullptr;
+  PyObject* cuda = nullptr;
+};
+Getters& G() {
+  static Getters getters;
+  return getters;
+}
+
+bool CallBool(PyObject* function, PyObject* argument = nullptr) {
+  PyObject* result = argument == nullptr ? PyObject_CallNoArgs(function) : PyObject_CallOneArg(function, argument);
+  if (result == nullptr) {
+    PyErr_Clear();
+    return true;  // an unreadable state counts as unusual: the call runs untouched
+  }
+  bool value = result == Py_True;
+  Py_DECREF(result);
+  return value;
+}
+
+int64_t CallInt(PyObject* function) {
+  PyObject* result = PyObject_CallNoArgs(function);
+  int64_t value = result == nullptr ? 1 : PyLong_AsLongLong(result);
+  if (result == nullptr || PyErr_Occurred()) PyErr_Clear();
+  Py_XDECREF(result);
+  return value;
+}
+
+}  // namespace
+
+absl::Status TorchStateReader::Initialize() {
+  Getters& g = G();
+  if (g.cuda != nullptr) return absl::OkStatus();
+  OwnedRef torch = OwnedRef::Steal(PyImport_ImportModule("torch"));
+  OwnedRef c = OwnedRef::Steal(PyImport_ImportModule("torch._C"));
+  if (!torch || !c) {
+    PyErr_Clear();
+    return absl::UnavailableError("torch is not installed; install torch >= 2.10");
+  }
+  struct Row {
+    PyObject* module;
+    const char* name;
+    PyObject** slot;
+    bool optional;
+  };
+  const Row rows[] = {
+      {torch.get(), "is_grad_enabled", &g.is_grad_enabled, false},
+      {torch.get(), "is_inference_mode_enabled", &g.is_inference_mode_enabled, false},
+      {torch.get(), "is_autocast_enabled", &g.is_autocast_enabled, false},
+      {torch.get(), "get_default_dtype", &g.get_default_dtype, false},
+      {c.get(), "_len_torch_function_stack", &g.len_function_stack, false},
+      {c.get(), "_len_torch_dispatch_stack", &g.len_dispatch_stack, false},
+      {c.get(), "_is_torch_function_enabled", &g.is_function_enabled, false},
+      {c.get(), "_are_functorch_transforms_active", &g.functorch_active, false},
+  };
+  for (const Row& row : rows) {
+    *row.slot = PyObject_GetAttrString(row.module, row.name);
+    if (*row.slot == nullptr) {
+      PyErr_Clear();
+      return absl::UnavailableError(absl::StrCat("torch has no ", row.name, "; install torch >= 2.10"));
+    }
+  }
+  OwnedRef autograd = OwnedRef::Steal(PyObject_GetAttrString(c.get(), "_autograd"));
+  if (autograd) g.profiler_enabled = PyObject_GetAttrString(autograd.get(), "_profiler_enabled");
+  PyErr_Clear();
+  g.cpu = PyUnicode_InternFromString("cpu");
+  g.cuda = PyUnicode_InternFromString("cuda");
+  return absl::OkStatus();
+}
+
+TorchState TorchStateReader::Read() {
+  const Getters& g = G();
+  TorchState state;
+  state.grad_enabled = CallBool(g.is_grad_enabled);
+  state.inference_mode = CallBool(g.is_inference_mode_enabled);
+  state.autocast_cpu = CallBool(g.is_autocast_enabled, g.cpu);
+  state.autocast_cuda = CallBool(g.is_autocast_enabled, g.cuda);
+  state.torch_function_enabled = CallBool(g.is_function_enabled);
+  state.function_modes = CallInt(g.len_function_stack);
+  state.dispatch_modes = CallInt(g.len_dispatch_stack);
+  state.functorch = CallBool(g.functorch_active);
+  if (g.profiler_enabled != nullptr) state.profiler = CallBool(g.profiler_enabled);
+  state.default_dtype = PyObject_CallNoArgs(g.get_default_dtype);
+  if (state.default_dtype == nullptr) PyErr_Clear();
+  Py_XDECREF(state.default_dtype);
+  return state;
+}
+
+uint32_t TorchStateReader::ModeBits() {
+  const Getters& g = G();
+  return (CallBool(g.is_grad_enabled) ? 1u : 0u) | (CallBool(g.is_inference_mode_enabled) ? 2u : 0u) |
+         (CallBool(g.is_autocast_enabled, g.cpu) ? 4u : 0u) | (CallBool(g.is_autocast_enabled, g.cuda) ? 8u : 0u);
+}
+
+std::string TorchStateReader::WhyUntouched(const TorchState& state) {
+  if (state.dispatch_modes != 0) return "a torch dispatch mode is active";
+  if (state.function_modes != 0) return "a torch function mode is active";
+  if (!state.torch_function_enabled) return "torch functions are disabled on this thread";
+  if (state.functorch) return "a torch.func transform is active";
+  if (state.profiler) return "the torch profiler is active";
+  if (state.autocast_cpu || state.autocast_cuda) return "autocast is active around the call";
+  return "";
+}
+
+}  // namespace cuvil::agent

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace cuvil::agent {
+
+// Torch's ambient state as far as it decides what a plan means on this thread.
+struct TorchState {
+  bool grad_enabled = false;
+  bool inference_mode = false;
+  bool autocast_cpu = false;
+  bool autocast_cuda = false;
+  bool torch_function_enabled = true;
+  int64_t function_modes = 0;
+  int64_t dispatch_modes = 0;
+  bool functorch = false;
+  bool forward_ad = false;
+  bool profiler = false;
+  PyObject* default_dtype = nullptr;  // borrowed: dtypes are immortal
+
+  bool operator==(const TorchState&) const = default;
+};
+
+// Direct calls of torch's C getters; no Python code runs.
+//
+// Threads: GIL held; the state is the calling thread's.
+class TorchStateReader {
+ public:
+  static absl::Status Initialize();
+  static TorchState Read();
+  // The part that the operators of one trace must agree on: grad mode, inference mode and autocast.
+  static uint32_t ModeBits();
+  // A call under this state must run as it is, for the reason given; empty: it may be traced and planned.
+  static std::string WhyUntouched(const TorchState& state);
+};
+
+}  // namespace cuvil::agent

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "jit/cir/graph.h"
+
+namespace cuvil::trace {
+
+// Where an operator was called: the innermost frame, and the innermost frame outside of torch itself.
+struct SourceLocation {
+  std::string file;
+  int line = 0;
+  std::string function;
+  int instruction = 0;  // byte offset in the function's bytecode
+  std::string user_file;
+  int user_line = 0;
+  std::string user_function;
+};
+
+// Outcomes of one conditional jump over the trace, in the order of its code object's branches.
+struct BranchCount {
+  std::string file;
+  int line = 0;
+  int instruction = 0;
+  uint32_t num_true = 0;
+  uint32_t num_false = 0;
+};
+
+// One Python function entered during the trace.
+struct FrameCount {
+  std::string file;
+  int line = 0;
+  std::string function;
+  uint32_t num_entered = 0;
+};
+
+// A Python-free record of one traced call: its tensor program with a source line for every operator (cir::Op's
+// `source` indexes `sources`), and what its control flow did.
+//
+// Threads: plain data; immutable once the capture is built.
+struct Trace {
+  cir::Graph graph;
+  std::vector<SourceLocation> sources;
+  std::vector<BranchCount> branches;
+  std::vector<FrameCount> frames;
+};
+
+}  // namespace cuvil::trace

@@ -1,0 +1,180 @@
+#include "agent/tracer.h"
+
+#include <cstring>
+#include <string_view>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "agent/call_table.h"
+#include "agent/process_lifetime.h"
+#include "agent/py_ref.h"
+
+namespace cuvil::agent {
+namespace {
+
+std::string Text(PyObject* unicode) {
+  const char* text = unicode == nullptr ? nullptr : PyUnicode_AsUTF8(unicode);
+  if (text == nullptr) PyErr_Clear();
+  return text == nullptr ? "?" : text;
+}
+
+bool IsTorchFile(std::string_view file) { return absl::StrContains(file, "/torch/"); }
+
+// Whether an instruction of this class may enter a Python frame. Elsewhere a frame is a finalizer, a signal handler
+// or a callback of the garbage collector: not the model.
+bool MayEnterFrame(Op op) {
+  switch (op) {
+    case Op::kUnknown:
+    case Op::kPure:
+    case Op::kLoadDeref:
+    case Op::kBuild:
+    case Op::kBuildString:
+    case Op::kListAppend:
+    case Op::kMakeFunction:
+    case Op::kIsOp:
+    case Op::kBranchNone:
+    case Op::kReturn:
+    case Op::kListToTuple:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+PyObject* InternedName(const char* text) {
+  static ProcessLifetime<std::unordered_map<const char*, PyObject*>> names;
+  PyObject*& name = (*names)[text];
+  if (name == nullptr) name = PyUnicode_InternFromString(text);
+  return name;
+}
+
+void Tracer::Refuse(const char* code, std::string message, const char* advice, bool retry) {
+  if (refused()) return;
+  refusal_.code = code;
+  refusal_.message = std::move(message);
+  refusal_.advice = advice;
+  refusal_.retry = retry;
+  if (!frames_.empty()) {
+    // The innermost frame outside of torch is where the user can act; fall back on the innermost.
+    const Frame* where = &frames_.back();
+    for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
+      if (!IsTorchFile(Text(frame->code->co_filename))) {
+        where = &*frame;
+        break;
+      }
+    }
+    refusal_.file = Text(where->code->co_filename);
+    refusal_.line = ExactSourceLine(where->code, where->offset < 0 ? 0 : where->offset);
+  }
+}
+
+void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char* why_not) noexcept {
+  ErrorScope errors;
+  heap_.Hold(reinterpret_cast<PyObject*>(frame.code()));
+  if (!refused()) {
+    if (!frames_.empty()) {
+      FrameView caller = frame.previous();
+      if (caller.id() != frames_.back().id || !MayEnterFrame(frames_.back().op)) {
+        Refuse(
+            "foreign-frame",
+            absl::StrCat("a function ran that no instruction of the model called: ", Text(frame.code()->co_qualname)),
+            "finalizers, signal handlers and GC callbacks may run at any time; the next call is traced anew", true);
+      }
+    }
+    if (!instrumented) {
+      Refuse("frame", absl::StrCat("a frame cannot be watched: ", why_not),
+             "generators that were started before the call cannot be followed", true);
+    }
+    if (frame.function() != nullptr && !frame.resumed()) {
+      heap_.TouchFunction(reinterpret_cast<PyObject*>(frame.function()));
+    }
+    ++frame_counts_[frame.code()];
+  }
+  frames_.push_back({frame.id(), frame.code(), -1, Op::kUnknown});
+}
+
+void Tracer::OnFrameExit(const FrameView& frame, bool) noexcept {
+  // A frame whose entry was not announced (none is known) must not unbalance the stack.
+  if (!frames_.empty() && frames_.back().id == frame.id()) frames_.pop_back();
+}
+
+void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
+  if (refused() || frames_.empty() || frames_.back().id != frame.id()) return;
+  Frame& top = frames_.back();
+  top.offset = site.offset;
+  top.op = site.op;
+  if (site.op == Op::kPure) return;
+  Dispatch(frame, site, stack_top);
+  if (!heap_.problem().empty()) {
+    Refuse("unwatchable", heap_.problem(), "the state that this line reads cannot be guarded");
+  }
+  PyErr_Clear();
+}
+
+uint32_t Tracer::CurrentSource() {
+  if (frames_.empty()) {
+    if (sources_.empty()) sources_.emplace_back();
+    return 0;
+  }
+  const Frame& top = frames_.back();
+  auto [found, inserted] = source_index_.try_emplace({top.code, top.offset}, static_cast<uint32_t>(sources_.size()));
+  // The same torch line serves many user lines: only sources outside of torch are shared by instruction.
+  std::string file = Text(top.code->co_filename);
+  bool in_torch = IsTorchFile(file);
+  if (!inserted && !in_torch) return found->second;
+  trace::SourceLocation location;
+  location.file = file;
+  location.line = ExactSourceLine(top.code, top.offset < 0 ? 0 : top.offset);
+  location.function = Text(top.code->co_qualname);
+  location.instruction = top.offset;
+  location.user_file = location.file;
+  location.user_line = location.line;
+  location.user_function = location.function;
+  for (auto frame = frames_.rbegin(); in_torch && frame != frames_.rend(); ++frame) {
+    std::string user = Text(frame->code->co_filename);
+    if (IsTorchFile(user)) continue;
+    location.user_file = user;
+    location.user_line = ExactSourceLine(frame->code, frame->offset < 0 ? 0 : frame->offset);
+    location.user_function = Text(frame->code->co_qualname);
+    break;
+  }
+  sources_.push_back(std::move(location));
+  return static_cast<uint32_t>(sources_.size() - 1);
+}
+
+std::string Tracer::CurrentFile() const {
+  return frames_.empty() ? std::string() : Text(frames_.back().code->co_filename);
+}
+
+bool Tracer::CalledFromTorchOps() const { return absl::EndsWith(CurrentFile(), "torch/_ops.py"); }
+
+void Tracer::CountBranch(const FrameView& frame, const Site& site, bool outcome) {
+  auto& counts = branches_[{frame.code(), site.offset}];
+  ++(outcome ? counts.first : counts.second);
+}
+
+std::vector<trace::BranchCount> Tracer::BranchCounts() const {
+  std::vector<trace::BranchCount> result;
+  for (const auto& [where, counts] : branches_) {
+    result.push_back({Text(where.first->co_filename), ExactSourceLine(where.first, where.second), where.second,
+                      counts.first, counts.second});
+  }
+  return result;
+}
+
+std::vector<trace::FrameCount> Tracer::FrameCounts() const {
+  std::vector<trace::FrameCount> result;
+  for (const auto& [code, count] : frame_counts_) {
+    result.push_back({Text(code->co_filename), code->co_firstlineno, Text(code->co_qualname), count});
+  }
+  return result;
+}
+
+void Tracer::Write(PyObject* object) {
+  heap_.set_source(CurrentSource());
+  heap_.MarkWritten(object);
+}
+
+}  // namespace cuvil::agent

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "agent/capture.h"
+#include "agent/cpython_compat.h"
+#include "agent/frame_hook.h"
+#include "agent/heap_log.h"
+#include "agent/trace/trace.h"
+
+namespace cuvil::agent {
+
+// An interned string that lives as long as the process; `text` is a literal.
+PyObject* InternedName(const char* text);
+
+// Watches one call instruction by instruction and models, from each instruction's operands, what state it is about to
+// read or write. What cannot be modelled refuses the trace; the call itself runs on undisturbed.
+//
+// The models stand in instruction_models.cc (attributes, subscripts, iteration, operators) and call_models.cc (calls
+// of C functions and types).
+//
+// Threads: the tracing thread, GIL held.
+class Tracer final : public ProbeSink {
+ public:
+  Tracer() = default;
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
+
+  void OnFrameEnter(const FrameView& frame, bool instrumented, const char* why_not) noexcept override;
+  void OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept override;
+  void OnFrameExit(const FrameView& frame, bool raised) noexcept override;
+
+  // The first refusal wins. The location is the instruction probed last.
+  void Refuse(const char* code, std::string message, const char* advice, bool retry = false);
+  bool refused() const { return !refusal_.empty(); }
+  const Refusal& refusal() const { return refusal_; }
+
+  HeapLog& heap() { return heap_; }
+  // Index in the trace's source table of the instruction probed last.
+  uint32_t CurrentSource();
+  std::vector<trace::SourceLocation> TakeSources() { return std::move(sources_); }
+  std::vector<trace::BranchCount> BranchCounts() const;
+  std::vector<trace::FrameCount> FrameCounts() const;
+  const trace::SourceLocation& source(uint32_t index) const { return sources_[index]; }
+
+  // An argument tensor was compared by identity with another object.
+  bool compared_identity() const { return compared_identity_; }
+  // The file of the innermost traced frame; empty outside of one.
+  std::string CurrentFile() const;
+
+ private:
+  struct Frame {
+    void* id = nullptr;
+    PyCodeObject* code = nullptr;  // held by the heap log
+    int offset = -1;               // of the instruction probed last
+    Op op = Op::kUnknown;
+  };
+
+  // Instructions: each models one class of instructions from its operands.
+  void Dispatch(const FrameView& frame, const Site& site, PyObject** sp);
+  void LoadGlobal(const FrameView& frame, PyObject* name);
+  void LoadName(const FrameView& frame, PyObject* name, PyObject* locals);
+  void StoreName(const FrameView& frame, PyObject* name);
+  void ImportName(const FrameView& frame, const Site& site, PyObject** sp);
+  void CountBranch(const FrameView& frame, const Site& site, bool outcome);
+
+  // Operations on objects.
+  void GetAttr(PyObject* object, PyObject* name);
+  void GetGenericAttr(PyObject* object, PyObject* name);
+  void GetTypeAttr(PyTypeObject* type, PyObject* name);
+  void GetModuleAttr(PyObject* module, PyObject* name);
+  void GetTensorAttr(PyObject* tensor, PyObject* name);
+  void GetSuperAttr(PyObject* start_type, PyObject* object, PyObject* name);
+  void GetDescriptor(PyObject* object, PyObject* descriptor);
+  void GetGetSet(PyObject* object, PyObject* descriptor);
+  void SetAttr(PyObject* object, PyObject* name);
+  void SetGenericAttr(PyObject* object, PyObject* name);
+  void GetItem(PyObject* container, PyObject* key);
+  void SetItem(PyObject* container, PyObject* key);
+  void GetDictItem(PyObject* dict, PyObject* key);
+  void Iterate(PyObject* iterable);
+  void Advance(PyObject* iterator);
+  void Truth(PyObject* object);
+  void Contains(PyObject* container, PyObject* item);
+  void Compare(PyObject* left, PyObject* right, int kind);
+  void Binary(PyObject* left, PyObject* right, int kind);
+  void Unary(PyObject* operand, const char* method);
+  void Format(PyObject* object);
+  void EnterContext(PyObject* manager);
+  // The class of an object: its ob_type, and the class attributes that a special-method lookup reads.
+  void TouchClass(PyObject* object);
+  void TouchSpecial(PyObject* object, const char* method);
+  // The content that a C function reads when it is handed the object: a builtin container's elements.
+  // False: the content of such an object cannot be watched.
+  bool TouchContent(PyObject* object);
+  void TouchDeep(PyObject* object, int depth = 0);
+  // State that cannot be watched: fine for objects the call makes, refused for older ones.
+  void TouchOpaque(PyObject* object);
+  void Write(PyObject* object);
+
+  // Calls.
+  struct Arguments {
+    PyObject* const* values;  // positional, then keyword values
+    Py_ssize_t count;
+    PyObject* kwnames;  // tuple or null
+    Py_ssize_t positional() const { return count - (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)); }
+    PyObject* keyword(const char* name) const;
+  };
+  void Call(PyObject* callable, const Arguments& args);
+  void CallWithSelf(PyObject* callable, PyObject* self, const Arguments& args);
+  void CallExpanded(PyObject* callable, PyObject* positional, PyObject* keywords);
+  void CallType(PyTypeObject* type, const Arguments& args);
+  void CallModelled(const void* key, PyObject* callable, PyObject* self, const Arguments& args,
+                    const std::string& description);
+  void CallContainerMethod(PyObject* self, const std::string& name, const Arguments& args);
+  void CallLruCache(PyObject* wrapper, const Arguments& args);
+  void CallKeyFunction(PyObject* function);
+  void IsInstance(PyObject* object, PyObject* classes);
+  void MakeFromTensors(const std::string& description, const Arguments& args);
+  bool CalledFromTorchOps() const;
+
+  HeapLog heap_;
+  Refusal refusal_;
+  std::vector<Frame> frames_;
+  bool compared_identity_ = false;
+  bool ambient_changed_ = false;
+
+  std::vector<trace::SourceLocation> sources_;
+  std::map<std::pair<PyCodeObject*, int>, uint32_t> source_index_;
+  std::map<std::pair<PyCodeObject*, int>, std::pair<uint32_t, uint32_t>> branches_;
+  std::unordered_map<PyCodeObject*, uint32_t> frame_counts_;
+};
+
+}  // namespace cuvil::agent
