@@ -14,8 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from cuvil import _native
 from cuvil.explanation import Explanation
+
+try:
+    from cuvil import _native
+except ImportError as error:  # No engine for this Python: enable() will say so.
+    from cuvil import unavailable
+
+    unavailable.load_error = str(error)
+    _native = unavailable  # type: ignore[misc]
 
 __all__ = [
     "Explanation",

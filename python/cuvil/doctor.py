@@ -58,6 +58,9 @@ def _python() -> Iterator[Finding]:
 def _engine() -> Iterator[Finding]:
     from cuvil import __version__, _native
 
+    if _native.__name__ == "cuvil.unavailable":
+        yield Finding("cuvil", Level.FAIL, _native.interpreter_self_test(), "pip install cuvil for a supported Python")
+        return
     details = ", ".join(f"{key} {value}" for key, value in _native.build_info().items() if value and key != "version")
     yield Finding("cuvil", Level.OK, f"{__version__} ({details})")
     if os.environ.get("CUVIL_DISABLE") == "1":
@@ -72,13 +75,6 @@ def _cpu() -> Iterator[Finding]:
         yield Finding("CPU", Level.OK, text)
     else:
         yield Finding("CPU", Level.WARN, text, "kernels will use 128-bit vectors; nothing to fix in software")
-    nodes = environment.numa_nodes()
-    if len(nodes) <= 1:
-        yield Finding("NUMA", Level.OK, "one memory node; nothing to place")
-    elif environment.find_library("libnuma.so.1"):
-        yield Finding("NUMA", Level.OK, f"{len(nodes)} nodes, libnuma.so.1 found")
-    else:
-        yield Finding("NUMA", Level.WARN, f"{len(nodes)} nodes, libnuma.so.1 not found", "apt-get install libnuma1")
 
 
 def _kernels() -> Iterator[Finding]:
@@ -89,11 +85,11 @@ def _kernels() -> Iterator[Finding]:
     except RuntimeError as error:
         yield Finding("kernels", Level.WARN, str(error), "plans still run with torch's operators; please report this")
         return
-    took = f" in {duration(kernel['compile_ns'])}" if "compile_ns" in kernel else ""
     yield Finding(
         "kernels",
         Level.OK,
-        f"LLVM {kernel.get('version', '')} for {kernel.get('host_cpu', '')}: compiled and ran one{took}",
+        f"LLVM {kernel['version']} for {kernel['host_cpu']}, {8 * kernel['vector_width_bytes']}-bit vectors: compiled and "
+        f"ran one in {duration(kernel['compile_ns'])}",
     )
 
 
@@ -101,6 +97,8 @@ def _interpreter() -> Iterator[Finding]:
     from cuvil import _native
 
     problem = _native.interpreter_self_test()
+    if problem and _native.__name__ == "cuvil.unavailable":
+        return  # Said already.
     if problem:
         yield Finding("interpreter", Level.FAIL, problem, "use a released CPython 3.11, 3.12 or 3.13")
     else:
@@ -164,16 +162,27 @@ def _end_to_end(torch: Any) -> Iterator[Finding]:
         yield Finding("a real model", Level.OK, f"planned in {seconds * 1e3:.0f} ms, same values as eager")
 
 
-def _gpu() -> Iterator[Finding]:
-    driver = environment.cuda_driver()
-    if driver.problem:
-        yield Finding("GPU", Level.NOTE, f"{driver.problem}; CPU models are not affected")
+def _machine() -> Iterator[Finding]:
+    from cuvil import _native
+
+    machine = _native.machine_report()
+    libraries = {library["id"]: library for library in machine["libraries"]}
+    nodes = machine["numa_nodes"]
+    if len(nodes) <= 1:
+        yield Finding("NUMA", Level.OK, "one memory node; nothing to place")
+    elif libraries["numa"]["problem"]:
+        yield Finding("NUMA", Level.WARN, f"{len(nodes)} nodes, libnuma.so.1 not found", "apt-get install libnuma1")
+    else:
+        yield Finding("NUMA", Level.OK, f"{len(nodes)} nodes, libnuma found")
+
+    driver = machine["driver"]
+    if driver["problem"]:
+        yield Finding("GPU", Level.NOTE, f"none usable ({driver['problem']}); models on the CPU are not affected")
         return
-    if not driver.gpus:
-        yield Finding("GPU", Level.NOTE, f"driver for CUDA {driver.version}, but no device is visible")
-    for gpu in driver.gpus:
-        text = f"{gpu.name}, compute capability {gpu.capability}, {byte_size(gpu.memory_bytes)}"
-        yield Finding("GPU", Level.OK, f"{text}, driver for CUDA {driver.version}")
+    for gpu in driver["gpus"]:
+        major, minor = gpu["compute_capability"]
+        text = f"{gpu['name']}, compute capability {major}.{minor}, {byte_size(gpu['memory_bytes'])}"
+        yield Finding("GPU", Level.OK, f"{text}, driver for CUDA {environment.cuda_version(driver)}")
     torch = sys.modules.get("torch")
     if torch is not None and not torch.cuda.is_available():
         yield Finding(
@@ -182,31 +191,16 @@ def _gpu() -> Iterator[Finding]:
             "torch cannot use it (a CPU build, or the driver is older than torch's CUDA)",
             "install a CUDA build of torch, or a newer driver",
         )
-
-
-def _cuda_libraries() -> Iterator[Finding]:
-    found: list[str] = []
-    missing: list[str] = []
-    for name, sonames in {
-        "NVML": ("libnvidia-ml.so.1",),
-        "CUPTI": ("libcupti.so.13", "libcupti.so.12"),
-        "cuDNN": ("libcudnn.so.9",),
-        "cuBLASLt": ("libcublasLt.so.13", "libcublasLt.so.12"),
-    }.items():
-        (found if environment.find_library(*sonames) else missing).append(name)
-    gpu = not environment.cuda_driver().problem
-    if missing and gpu:
-        yield Finding(
-            "CUDA libraries",
-            Level.WARN,
-            f"not found: {', '.join(missing)}; found: {', '.join(found) or 'none'}",
-            "a CUDA build of torch brings them (pip install torch)",
-        )
-    else:
-        text = f"found: {', '.join(found) or 'none'}"
-        yield Finding(
-            "CUDA libraries", Level.OK if gpu else Level.NOTE, text + ("" if gpu else " (no GPU to use them)")
-        )
+    for name in ("nvml", "cupti", "cudnn", "cublaslt"):
+        library = libraries[name]
+        if library["problem"]:
+            text = f"not found ({library['problem']}); without it: no {library['use']}"
+            fix = (
+                "a newer driver brings it" if name == "nvml" else "a CUDA build of torch brings it (pip install torch)"
+            )
+            yield Finding(library["name"], Level.WARN, text, fix)
+        else:
+            yield Finding(library["name"], Level.OK, f"{library['version']} ({library['path'] or library['soname']})")
 
 
 def _compiler() -> Iterator[Finding]:
@@ -224,8 +218,7 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _kernels,
     _interpreter,
     _torch,
-    _gpu,
-    _cuda_libraries,
+    _machine,
     _compiler,
 )
 

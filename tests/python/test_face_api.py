@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from typing import Any
@@ -98,3 +99,22 @@ def test_opt_out_returns_the_module(engine: FakeEngine) -> None:
     assert cuvil.opt_out(model) is model
     assert cuvil.opt_out(model, False) is model
     assert engine.log == [("opt_out", model, True), ("opt_out", model, False)]
+
+
+def test_without_an_engine_import_works_and_enable_says_why() -> None:
+    program = (
+        "import sys; sys.modules['cuvil._native'] = None; import cuvil\n"
+        "assert not cuvil.enabled() and cuvil.stats() == {} and cuvil.prepare(print) is False\n"
+        "cuvil.disable(); cuvil.reset(); cuvil.opt_out(print); print(cuvil.explain(print))\n"
+        "try:\n    cuvil.enable()\nexcept RuntimeError as e:\n    assert 'cannot be loaded' in str(e), e\n"
+        "else:\n    raise AssertionError\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_version_is_the_installed_one() -> None:
+    try:
+        installed = importlib.metadata.version("cuvil")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("imported from a build tree, not installed")
+    assert cuvil.__version__ == installed
