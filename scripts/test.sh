@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Everything that continuous integration checks, on every Python from 3.11 to 3.13 that is found.
+#
+#   lint      formatting, style, types, layering
+#   cpp       GoogleTest binaries of every folder, plain
+#   tsan      what lies below the agent, under ThreadSanitizer
+#   asan      everything in C++ under AddressSanitizer, and the extension under Python
+#   clang     one build with Clang's thread-safety analysis as errors
+#   wheels    a wheel for each Python: size, linkage, loads in every patch release found
+#   python    pytest on each Python; torch 2.11 on 3.11 and 3.12, the newest on 3.13
+#
+# Usage: scripts/test.sh [<stage>...]     all stages by default
+#   CI=true                     all three Pythons are required; without it a missing one is skipped with a message
+#   CUVIL_PYTHON_3_11=...       an interpreter to use (also _3_12, _3_13)
+#   CUVIL_ENV_3_11=...          an environment with torch to use as it is (also _3_12, _3_13)
+#   CUVIL_JOBS                  parallel compilations (default: number of CPUs)
+#   CUVIL_PYTEST_ARGS           more arguments for pytest
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/progress.sh
+
+stages=("$@")
+((${#stages[@]})) || stages=(lint cpp tsan asan clang wheels python)
+jobs="${CUVIL_JOBS:-$(nproc)}"
+export CUVIL_JOBS="$jobs"
+logs="$PWD/build/logs"
+mkdir -p "$logs"
+# Two threads of torch beside another process are slower than one on a small machine.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+
+wants() { local stage; for stage in "${stages[@]}"; do [[ "$stage" != "$1" ]] || return 0; done; return 1; }
+
+scripts/apt_packages.sh test
+
+llvm=22
+[[ -d /usr/lib/llvm-22/lib/cmake/llvm || -n "${CUVIL_LLVM_DIR:-}" ]] || llvm=19
+common=(-G Ninja -DCUVIL_LLVM_VERSION="$llvm" -DCUVIL_WERROR=ON)
+[[ -z "${CUVIL_LLVM_DIR:-}" ]] || common+=(-DCUVIL_LLVM_DIR="$CUVIL_LLVM_DIR")
+
+declare -A python=() environments=()
+versions=()
+missing=()
+for version in 3.11 3.12 3.13; do
+  found="$(scripts/find_python.sh "$version" | sed -n 1p)"
+  if [[ -n "$found" ]]; then
+    python[$version]="$found"
+    versions+=("$version")
+    say "Python $version: $found"
+  else
+    missing+=("$version")
+    say "Python $version: not found (looked in pyenv and on PATH); its tests are skipped"
+  fi
+done
+if ((${#missing[@]})) && [[ "${CI:-}" == true ]]; then
+  die "CI needs Python 3.11, 3.12 and 3.13; missing: ${missing[*]}"
+fi
+((${#versions[@]})) || die "no Python from 3.11 to 3.13 with headers was found"
+
+# Environments download while the compiler works. One after the other: they share torch's CUDA libraries.
+if wants python || wants lint || wants asan; then
+  rm -f "$logs"/env-*.done
+  (
+    for version in "${versions[@]}"; do
+      nice scripts/python_env.sh "${python[$version]}" >"$logs/env-$version.path" 2>"$logs/env-$version.log" ||
+        { echo failed >"$logs/env-$version.path"; }
+      touch "$logs/env-$version.done"
+    done
+  ) &
+  env_job=$!
+  trap 'kill "$env_job" 2>/dev/null || true' EXIT
+fi
+
+environment() {
+  local version="$1" waited=0
+  while [[ ! -f "$logs/env-$version.done" ]]; do
+    ((waited++ % 30)) || say "Python $version: waiting for its environment: $(tail -n 1 "$logs/env-$version.log" 2>/dev/null)"
+    sleep 1
+  done
+  environments[$version]="$(cat "$logs/env-$version.path")"
+  if [[ ! -x "${environments[$version]}/bin/python" ]]; then
+    tail -n 40 "$logs/env-$version.log" >&2
+    die "Python $version: no environment"
+  fi
+}
+
+# build <tag> <cmake arguments...>
+build() {
+  local tag="$1"
+  shift
+  step "$logs/cmake-$tag.log" "$tag: configuring" cmake -S . -B "build/$tag" "${common[@]}" "$@"
+  step "$logs/ninja-$tag.log" "$tag: building" ninja -C "build/$tag" -j "$jobs"
+}
+unit_tests() { step "$logs/ctest-$1.log" "$1: C++ tests" ctest --test-dir "build/$1" --output-on-failure --no-tests=error "${@:2}"; }
+
+first="${versions[0]}"
+tag_of() { echo "ci-py${1/./}"; }
+
+if wants tsan; then
+  build ci-tsan -DCUVIL_SANITIZE=thread -DCUVIL_BUILD_PYTHON=OFF
+  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" unit_tests ci-tsan
+fi
+
+if wants cpp || wants python; then
+  for version in "${versions[@]}"; do
+    build "$(tag_of "$version")" -DPython_EXECUTABLE="${python[$version]}"
+    if [[ "$version" == "$first" ]]; then
+      step "$logs/headers.log" "every header compiles alone" ninja -C "build/$(tag_of "$version")" -j "$jobs" all_verify_interface_header_sets
+      unit_tests "$(tag_of "$version")"
+    else
+      # What lies below the agent is the same for every Python.
+      step "$logs/ctest-$(tag_of "$version").log" "$(tag_of "$version"): C++ tests of the agent" \
+        ctest --test-dir "build/$(tag_of "$version")" --output-on-failure -R '^agent'
+    fi
+  done
+fi
+
+if wants lint; then
+  environment "$first"
+  step "$logs/lint.log" "lint" scripts/lint.sh "${environments[$first]}"
+fi
+
+if wants asan; then
+  build ci-asan -DCUVIL_SANITIZE=address -DPython_EXECUTABLE="${python[$first]}"
+  # Leaks are looked for where no interpreter is involved: CPython keeps its own until the end of the process.
+  ASAN_OPTIONS=detect_leaks=1 unit_tests ci-asan -LE embeds_python
+  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc step "$logs/ctest-ci-asan-agent.log" "ci-asan: C++ tests of the agent" \
+    ctest --test-dir build/ci-asan --output-on-failure -L embeds_python
+  environment "$first"
+  step "$logs/pytest-asan.log" "ci-asan: Python tests marked asan" scripts/pytest_asan.sh "${environments[$first]}" build/ci-asan
+fi
+
+if wants clang; then
+  build ci-clang -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCUVIL_BUILD_TESTS=OFF \
+    -DPython_EXECUTABLE="${python[$first]}"
+fi
+
+if wants wheels; then
+  scripts/wheels.sh "${versions[@]}"
+fi
+
+if wants python; then
+  for version in "${versions[@]}"; do
+    environment "$version"
+    tag="$(tag_of "$version")"
+    step "$logs/pytest-$version.log" "Python $version: pytest" env PYTHONPATH="build/$tag/python" \
+      "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider ${CUVIL_PYTEST_ARGS:-} tests
+    tail -n 1 "$logs/pytest-$version.log" >&2
+  done
+fi
+
+say "all of: ${stages[*]} passed on Python ${versions[*]}${missing[*]:+ (skipped: ${missing[*]})}"
