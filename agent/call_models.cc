@@ -142,10 +142,9 @@ void Tracer::Call(PyObject* callable, const Arguments& args) {
       self = bound.get();  // borrowed from the wrapper
     } else if (args.count > 0) {
       // An unbound method: the first argument is self.
-      return CallModelled(key, callable, args.values[0], {args.values + 1, args.count - 1, args.kwnames},
-                          NameOf(callable));
+      return CallModelled(key, callable, args.values[0], {args.values + 1, args.count - 1, args.kwnames});
     }
-    return CallModelled(key, callable, self, args, NameOf(callable));
+    return CallModelled(key, callable, self, args);
   }
   if (type == Types().partial) {
     OwnedRef function = OwnedRef::Steal(PyObject_GetAttrString(callable, "func"));
@@ -201,7 +200,7 @@ void Tracer::CallType(PyTypeObject* type, const Arguments& args) {
     while (base != nullptr && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) base = base->tp_base;
     if (type == Types().tensor || PyType_IsSubtype(type, Types().tensor)) {
       if (python_new) return;  // nn.Parameter: its frame is watched
-      return MakeFromTensors(absl::StrCat("constructs ", type->tp_name), args);
+      return MakeFromTensors(object, args);
     }
     bool known = base == &PyBaseObject_Type || IsPlainConstructor(base) || PyType_IsSubtype(type, &PyType_Type) ||
                  PyExceptionClass_Check(object);
@@ -322,18 +321,21 @@ void Tracer::IsInstance(PyObject* object, PyObject* classes) {
   PyErr_Clear();
 }
 
-void Tracer::MakeFromTensors(const std::string& description, const Arguments& args) {
+void Tracer::MakeFromTensors(PyObject* maker, const Arguments& args) {
   for (Py_ssize_t i = 0; i < args.count; ++i) {
     PyObject* argument = args.values[i];
     if (IsTensor(argument)) continue;
     if (ContainsTensor(argument)) {
-      Refuse("data-read", absl::StrCat(description, " from tensors inside of a container, which reads their data"),
+      Refuse("data-read",
+             absl::StrCat("makes a tensor with ", NameOf(maker),
+                          " from tensors inside of a container, which reads their data"),
              "use torch.stack or torch.cat");
       return;
     }
     if (!PyType_Check(argument)) TouchDeep(argument);
     if (absl::StartsWith(Py_TYPE(argument)->tp_name, "numpy.")) {
-      Refuse("unknown-object", absl::StrCat(description, " from a numpy object"), kAdviceTensor);
+      Refuse("unknown-object", absl::StrCat("makes a tensor with ", NameOf(maker), " from a numpy object"),
+             kAdviceTensor);
       return;
     }
   }
@@ -386,8 +388,7 @@ void Tracer::CallContainerMethod(PyObject* self, const std::string& name, const 
   if (writes) Write(self);
 }
 
-void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, const Arguments& args,
-                          const std::string& description) {
+void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, const Arguments& args) {
   CallEntry entry = FindCallModel(key);
   auto argument = [&](Py_ssize_t i) { return i < args.positional() ? args.values[i] : nullptr; };
   auto deep = [&] {
@@ -396,11 +397,11 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
   switch (entry.model) {
     case CallModel::kUnknown:
       if (CalledFromTorchOps()) return deep();  // torch.ops.*: shows as an operator
-      Refuse("c-callable", absl::StrCat("calls ", description, ", which is not modelled"), kAdviceCall);
+      Refuse("c-callable", absl::StrCat("calls ", NameOf(callable), ", which is not modelled"), kAdviceCall);
       return;
     case CallModel::kDenied:
       Refuse(entry.reason != nullptr && absl::StrContains(entry.reason, "data") ? "data-read" : "c-callable",
-             absl::StrCat(description, " ", entry.reason), kAdviceTensor);
+             absl::StrCat(NameOf(callable), " ", entry.reason), kAdviceTensor);
       return;
     case CallModel::kPure:
       return deep();
@@ -408,14 +409,14 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       if (self != nullptr && !PyType_Check(self) && !IsTensor(self)) TouchDeep(self);
       return deep();
     case CallModel::kTensorMake:
-      return MakeFromTensors(absl::StrCat("makes a tensor with ", description), args);
+      return MakeFromTensors(callable, args);
     case CallModel::kAmbient: {
       deep();
       if (refused()) return;
       OwnedRef values = OwnedRef::Steal(PyTuple_New(args.positional()));
       for (Py_ssize_t i = 0; i < args.positional(); ++i) PyTuple_SET_ITEM(values.get(), i, Py_NewRef(args.values[i]));
       if (args.kwnames != nullptr && PyTuple_GET_SIZE(args.kwnames) != 0) {
-        Refuse("c-callable", absl::StrCat("calls ", description, " with keywords"), kAdviceCall);
+        Refuse("c-callable", absl::StrCat("calls ", NameOf(callable), " with keywords"), kAdviceCall);
         return;
       }
       OwnedRef result = OwnedRef::Steal(PyObject_CallObject(callable, values.get()));
@@ -462,7 +463,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       PyObject* of = argument(0);
       if (of == nullptr || !PyType_Check(of)) return;
       auto* type = reinterpret_cast<PyTypeObject*>(of);
-      if (PyType_IsSubtype(type, Types().tensor)) return MakeFromTensors("constructs a tensor", args);
+      if (PyType_IsSubtype(type, Types().tensor)) return MakeFromTensors(of, args);
       PyTypeObject* base = type;
       while (base != nullptr && (base->tp_flags & Py_TPFLAGS_HEAPTYPE) && base != Types().deque &&
              base != Types().defaultdict && base != Types().partial) {

@@ -101,6 +101,7 @@ void HeapLog::Release() {
   entries_.clear();
   index_.clear();
   new_.clear();
+  seen_keys_.clear();
   structural_.clear();
   for (auto& [object, count] : held) {
     for (Py_ssize_t i = 0; i < count; ++i) Py_DECREF(object);
@@ -140,6 +141,8 @@ PyObject* HeapLog::TouchInstance(PyObject* object) {
 }
 
 void HeapLog::TouchDictKey(PyObject* dict, PyObject* key) {
+  // Most reads repeat an earlier one with the same interned name.
+  if (!seen_keys_.insert({dict, key}).second) return;
   if (!IsPlainKey(key)) {
     TouchDictAll(dict);
     return;
@@ -147,14 +150,14 @@ void HeapLog::TouchDictKey(PyObject* dict, PyObject* key) {
   bool created;
   HeapEntry* entry = Find(StateKind::kDict, dict, 0, &created);
   if (entry->whole) return;
-  for (const DictItem& item : entry->items) {
-    if (item.key == key || SameAtom(item.key, key)) return;
-  }
   DictItem item;
   item.hash = PyObject_Hash(key);
   if (item.hash == -1) {
     PyErr_Clear();  // unhashable: the instruction itself will raise
     return;
+  }
+  for (const DictItem& known : entry->items) {
+    if (known.hash == item.hash && (known.key == key || SameAtom(known.key, key))) return;
   }
   item.key = Held(key);
   item.value = Held(LookUp(dict, item));
@@ -197,6 +200,7 @@ void HeapLog::TouchDictAll(PyObject* dict) {
 PyObject* HeapLog::TouchType(PyTypeObject* type, PyObject* name) {
   // Builtin types cannot be changed, and their bases are builtin types.
   if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return _PyType_Lookup(type, name);
+  if (!seen_keys_.insert({reinterpret_cast<PyObject*>(type), name}).second) return _PyType_Lookup(type, name);
   bool created;
   HeapEntry* entry = Find(StateKind::kType, reinterpret_cast<PyObject*>(type), 0, &created);
   if (created && TypeTag(type) == 0) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace cuvil::agent {
@@ -114,6 +116,14 @@ class HeapLog {
 
   std::vector<HeapEntry> entries_;
   std::unordered_map<uint64_t, std::vector<uint32_t>> index_;
+  struct PairHash {
+    size_t operator()(const std::pair<PyObject*, PyObject*>& pair) const {
+      return (reinterpret_cast<uintptr_t>(pair.first) >> 4) * 0x9E3779B97F4A7C15ull +
+             (reinterpret_cast<uintptr_t>(pair.second) >> 4);
+    }
+  };
+  // (dict, key) and (type, name) pairs logged so far; both are held, so no address is reused.
+  std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> seen_keys_;
   std::unordered_map<PyObject*, Py_ssize_t> held_;
   std::unordered_map<PyObject*, bool> structural_;
   mutable std::unordered_map<PyObject*, bool> new_;

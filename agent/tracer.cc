@@ -1,7 +1,6 @@
 #include "agent/tracer.h"
 
-#include <cstring>
-#include <string_view>
+#include <algorithm>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -17,8 +16,6 @@ std::string Text(PyObject* unicode) {
   if (text == nullptr) PyErr_Clear();
   return text == nullptr ? "?" : text;
 }
-
-bool IsTorchFile(std::string_view file) { return absl::StrContains(file, "/torch/"); }
 
 // Whether an instruction of this class may enter a Python frame. Elsewhere a frame is a finalizer, a signal handler
 // or a callback of the garbage collector: not the model.
@@ -57,16 +54,9 @@ void Tracer::Refuse(const char* code, std::string message, const char* advice, b
   refusal_.advice = advice;
   refusal_.retry = retry;
   if (!frames_.empty()) {
-    // The innermost frame outside of torch is where the user can act; fall back on the innermost.
-    const Frame* where = &frames_.back();
-    for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
-      if (!IsTorchFile(Text(frame->code->co_filename))) {
-        where = &*frame;
-        break;
-      }
-    }
-    refusal_.file = Text(where->code->co_filename);
-    refusal_.line = ExactSourceLine(where->code, where->offset < 0 ? 0 : where->offset);
+    const Frame& where = UserFrame();
+    refusal_.file = Text(where.code->co_filename);
+    refusal_.line = ExactSourceLine(where.code, std::max(where.offset, 0));
   }
 }
 
@@ -113,35 +103,40 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
   PyErr_Clear();
 }
 
+bool Tracer::IsTorchCode(PyCodeObject* code) const {
+  auto [found, inserted] = is_torch_code_.try_emplace(code, false);
+  if (inserted) found->second = absl::StrContains(Text(code->co_filename), "/torch/");
+  return found->second;
+}
+
+// The innermost frame outside of torch, where the user can act; the innermost of all if there is none.
+const Tracer::Frame& Tracer::UserFrame() const {
+  for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
+    if (!IsTorchCode(frame->code)) return *frame;
+  }
+  return frames_.back();
+}
+
 uint32_t Tracer::CurrentSource() {
   if (frames_.empty()) {
     if (sources_.empty()) sources_.emplace_back();
     return 0;
   }
   const Frame& top = frames_.back();
-  auto [found, inserted] = source_index_.try_emplace({top.code, top.offset}, static_cast<uint32_t>(sources_.size()));
-  // The same torch line serves many user lines: only sources outside of torch are shared by instruction.
-  std::string file = Text(top.code->co_filename);
-  bool in_torch = IsTorchFile(file);
-  if (!inserted && !in_torch) return found->second;
+  const Frame& user = UserFrame();
+  auto [found, inserted] =
+      source_index_.try_emplace({top.code, top.offset, user.code, user.offset}, static_cast<uint32_t>(sources_.size()));
+  if (!inserted) return found->second;
   trace::SourceLocation location;
-  location.file = file;
-  location.line = ExactSourceLine(top.code, top.offset < 0 ? 0 : top.offset);
+  location.file = Text(top.code->co_filename);
+  location.line = ExactSourceLine(top.code, std::max(top.offset, 0));
   location.function = Text(top.code->co_qualname);
   location.instruction = top.offset;
-  location.user_file = location.file;
-  location.user_line = location.line;
-  location.user_function = location.function;
-  for (auto frame = frames_.rbegin(); in_torch && frame != frames_.rend(); ++frame) {
-    std::string user = Text(frame->code->co_filename);
-    if (IsTorchFile(user)) continue;
-    location.user_file = user;
-    location.user_line = ExactSourceLine(frame->code, frame->offset < 0 ? 0 : frame->offset);
-    location.user_function = Text(frame->code->co_qualname);
-    break;
-  }
+  location.user_file = Text(user.code->co_filename);
+  location.user_line = ExactSourceLine(user.code, std::max(user.offset, 0));
+  location.user_function = Text(user.code->co_qualname);
   sources_.push_back(std::move(location));
-  return static_cast<uint32_t>(sources_.size() - 1);
+  return found->second;
 }
 
 std::string Tracer::CurrentFile() const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -117,14 +118,15 @@ class Tracer final : public ProbeSink {
   void CallWithSelf(PyObject* callable, PyObject* self, const Arguments& args);
   void CallExpanded(PyObject* callable, PyObject* positional, PyObject* keywords);
   void CallType(PyTypeObject* type, const Arguments& args);
-  void CallModelled(const void* key, PyObject* callable, PyObject* self, const Arguments& args,
-                    const std::string& description);
+  void CallModelled(const void* key, PyObject* callable, PyObject* self, const Arguments& args);
   void CallContainerMethod(PyObject* self, const std::string& name, const Arguments& args);
   void CallLruCache(PyObject* wrapper, const Arguments& args);
   void CallKeyFunction(PyObject* function);
   void IsInstance(PyObject* object, PyObject* classes);
-  void MakeFromTensors(const std::string& description, const Arguments& args);
+  void MakeFromTensors(PyObject* maker, const Arguments& args);
   bool CalledFromTorchOps() const;
+  bool IsTorchCode(PyCodeObject* code) const;
+  const Frame& UserFrame() const;
 
   HeapLog heap_;
   Refusal refusal_;
@@ -133,7 +135,9 @@ class Tracer final : public ProbeSink {
   bool ambient_changed_ = false;
 
   std::vector<trace::SourceLocation> sources_;
-  std::map<std::pair<PyCodeObject*, int>, uint32_t> source_index_;
+  // (code, offset) of the innermost frame and of the innermost frame outside of torch.
+  std::map<std::tuple<PyCodeObject*, int, PyCodeObject*, int>, uint32_t> source_index_;
+  mutable std::unordered_map<PyCodeObject*, bool> is_torch_code_;
   std::map<std::pair<PyCodeObject*, int>, std::pair<uint32_t, uint32_t>> branches_;
   std::unordered_map<PyCodeObject*, uint32_t> frame_counts_;
 };
