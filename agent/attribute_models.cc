@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
 #include "agent/py_ref.h"
@@ -46,6 +47,13 @@ bool IsObjectSlot(PyObject* method) {
          entry.model == CallModel::kObjectDelAttr;
 }
 
+bool IsAutogradContext(PyObject* object) {
+  for (PyTypeObject* type = Py_TYPE(object); type != nullptr; type = type->tp_base) {
+    if (std::string_view(type->tp_name) == "torch._C._FunctionBase") return true;
+  }
+  return false;
+}
+
 // super()'s layout (Objects/typeobject.c, superobject), the same in 3.11–3.13.
 struct SuperObject {
   PyObject_HEAD PyTypeObject* type;
@@ -74,6 +82,7 @@ void Tracer::GetAttr(PyObject* object, PyObject* name) {
     heap_.TouchType(type, InternedName("__getattribute__"));
     return;  // its frame is watched; object.__getattribute__ inside it is modelled
   }
+  if (absl::StartsWith(type->tp_name, "types.")) return;  // UnionType, GenericAlias: immutable
   if (type == &PyMethod_Type) {
     // A bound method forwards to its function.
     if (_PyType_Lookup(type, name) == nullptr) GetAttr(PyMethod_GET_FUNCTION(object), name);
@@ -169,7 +178,7 @@ void Tracer::GetGetSet(PyObject* object, PyObject* descriptor) {
     if (owner == &PyCell_Type) heap_.TouchCell(object);
     return;
   }
-  if (PyExceptionInstance_Check(object)) {
+  if (PyExceptionInstance_Check(object) || IsAutogradContext(object)) {
     TouchOpaque(object);
     return;
   }
@@ -346,7 +355,8 @@ void Tracer::SetGenericAttr(PyObject* object, PyObject* name) {
         heap_.TouchInstance(object);
         return Write(object);
       }
-      if (PyExceptionInstance_Check(object)) return TouchOpaque(object);
+      // The context of an autograd Function: made for one application.
+      if (PyExceptionInstance_Check(object) || IsAutogradContext(object)) return TouchOpaque(object);
       if (PyFunction_Check(object)) {
         heap_.TouchFunction(object);
         // Names and documentation are no state that the log compares: only a function made here may change them.

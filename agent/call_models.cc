@@ -62,7 +62,8 @@ bool IsPlainConstructor(PyTypeObject* type) {
          type == &PyMap_Type || type == &PyFilter_Type || type == &PyReversed_Type || type == &PyProperty_Type ||
          type == &PyBaseObject_Type || type == &PyMethod_Type || type == &PyDictProxy_Type ||
          type == &PyStaticMethod_Type || type == &PyClassMethod_Type || type == torch.size || type == torch.device ||
-         type == torch.partial || type == torch.deque || type == torch.defaultdict;
+         type == torch.partial || type == torch.deque || type == torch.defaultdict || type == torch.finfo ||
+         type == torch.iinfo;
 }
 
 bool IsItertool(PyTypeObject* type) {
@@ -244,7 +245,7 @@ void Tracer::CallType(PyTypeObject* type, const Arguments& args) {
     } else if (!IsAtom(argument)) {
       Iterate(argument);
       TouchContent(argument);
-      if (PyGen_Check(argument) || Py_TYPE(argument)->tp_iternext == nullptr) continue;
+      if (PyGen_Check(argument) || !PyIter_Check(argument)) continue;
       Advance(argument);
     }
   }
@@ -400,6 +401,13 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       Refuse("c-callable", absl::StrCat("calls ", NameOf(callable), ", which is not modelled"), kAdviceCall);
       return;
     case CallModel::kDenied:
+      // Data of a tensor that depends on nothing but constants is a constant.
+      if (entry.owner == Types().tensor && self != nullptr && IsTensor(self) && constants_ != nullptr &&
+          In(entry.name,
+             {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "is_nonzero", "nonzero", "equal"}) &&
+          constants_->IsConstant(self)) {
+        return;
+      }
       Refuse(entry.reason != nullptr && absl::StrContains(entry.reason, "data") ? "data-read" : "c-callable",
              absl::StrCat(NameOf(callable), " ", entry.reason), kAdviceTensor);
       return;
@@ -428,6 +436,12 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       if (!ambient_changed_) heap_.TouchCall(callable, values.get(), result.get());
       return;
     }
+    case CallModel::kLock:
+      ++locks_held_;
+      return;
+    case CallModel::kUnlock:
+      --locks_held_;
+      return;
     case CallModel::kAmbientSet:
       ambient_changed_ = true;
       return;
@@ -570,7 +584,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
         PyTypeObject* type = Py_TYPE(object);
         if (type->tp_iter != nullptr) {
           Iterate(object);
-          if (type->tp_iternext != nullptr) Advance(object);
+          if (PyIter_Check(object)) Advance(object);
           if (PyList_Check(object) || PyTuple_Check(object) || PyAnySet_Check(object)) TouchDeep(object);
         } else {
           TouchClass(object);

@@ -143,7 +143,17 @@ constexpr Row kRows[] = {
     {"torch._C", "_len_torch_function_stack", CallModel::kAmbient},
     {"torch._C", "_cuda_isCurrentStreamCapturing", CallModel::kAmbient},
     {"torch._C", "_cuda_getDeviceCount", CallModel::kAmbient},
-    {"torch._C", "_jit_internal", CallModel::kPure},
+    {"torch._C", "_are_functorch_transforms_active", CallModel::kAmbient},
+    {"torch._C._functorch", "unwrap_if_dead", CallModel::kPure},
+    {"torch._C", "_FunctionBase.apply", CallModel::kTensorOp},
+    {"_thread", "RLock.acquire", CallModel::kLock},
+    {"_thread", "RLock.release", CallModel::kUnlock},
+    {"_thread", "RLock.__enter__", CallModel::kLock},
+    {"_thread", "RLock.__exit__", CallModel::kUnlock},
+    {"_thread", "lock.acquire", CallModel::kLock},
+    {"_thread", "lock.release", CallModel::kUnlock},
+    {"_thread", "lock.__enter__", CallModel::kLock},
+    {"_thread", "lock.__exit__", CallModel::kUnlock},
     {"torch._C", "_is_alias_of", CallModel::kPure},
     {"torch._C", "_set_grad_enabled", CallModel::kAmbientSet},
     {"torch._C", "set_autocast_enabled", CallModel::kAmbientSet},
@@ -329,6 +339,8 @@ absl::Status BuildCallTable() {
       {"functools", "partial", &types.partial},
       {"collections", "deque", &types.deque},
       {"collections", "defaultdict", &types.defaultdict},
+      {"torch", "finfo", &types.finfo},
+      {"torch", "iinfo", &types.iinfo},
   };
   for (const TypeRow& row : type_rows) {
     OwnedRef type = Resolve(row.module, row.path);

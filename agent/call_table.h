@@ -44,6 +44,8 @@ enum class CallModel : uint8_t {
   kObjectInit,
   kTypeCall,
   kAbcCheck,
+  kLock,
+  kUnlock,
   kContainerMethod,  // a method of a builtin container or value type: `owner` and `name` tell which
   kDenied,           // known to be impossible; the message says why
 };
@@ -82,6 +84,8 @@ struct TorchTypes {
   PyTypeObject* partial = nullptr;
   PyTypeObject* deque = nullptr;
   PyTypeObject* defaultdict = nullptr;
+  PyTypeObject* finfo = nullptr;
+  PyTypeObject* iinfo = nullptr;
 };
 const TorchTypes& Types();
 inline bool IsTensor(PyObject* object) { return PyObject_TypeCheck(object, Types().tensor); }

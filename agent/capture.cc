@@ -288,6 +288,8 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
       outcome.refusal = MakeRefusal("exception", "the call raised an exception", "it may depend on data", true);
     } else if (!watched.ok()) {
       outcome.refusal = MakeRefusal("extent", std::string(watched.message()), "the next call is traced anew", true);
+    } else if (tracer.locks_held() != 0) {
+      outcome.refusal = MakeRefusal("lock", "takes a lock and keeps it", "release locks inside of the call");
     } else if (TorchStateReader::Read() != state) {
       outcome.refusal = MakeRefusal("ambient-write", "leaves torch's ambient state changed", "set it around the call");
     } else {

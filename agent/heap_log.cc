@@ -391,9 +391,7 @@ bool HeapLog::Unchanged(const HeapEntry& entry) const {
   return false;
 }
 
-namespace {
-
-struct Cascade {
+struct HeapLog::Cascade {
   const std::unordered_map<PyObject*, Py_ssize_t>* held;
   std::unordered_map<PyObject*, Py_ssize_t> external;
   std::vector<PyObject*> dead;
@@ -408,13 +406,81 @@ struct Cascade {
   }
 };
 
-int VisitReferent(PyObject* object, void* context) {
+int HeapLog::VisitReferent(PyObject* object, void* context) {
   auto* cascade = static_cast<Cascade*>(context);
   if (--cascade->External(object) == 0) cascade->dead.push_back(object);
   return 0;
 }
 
-}  // namespace
+void HeapLog::RunCascade(Cascade* cascade) const {
+  while (!cascade->dead.empty()) {
+    PyObject* object = cascade->dead.back();
+    cascade->dead.pop_back();
+    if (!new_.insert({object, true}).second) continue;
+    if (PyType_Check(object) || PyModule_Check(object)) continue;
+    PyTypeObject* type = Py_TYPE(object);
+    if (PyObject_IS_GC(object) && type->tp_traverse != nullptr) type->tp_traverse(object, VisitReferent, cascade);
+  }
+}
+
+void HeapLog::FindDeadCycles(Cascade* cascade) const {
+  // The collector's algorithm over the touched objects that are left: a function that names itself and its cell keep
+  // each other alive. A reference from an object outside of the set counts as an owner.
+  std::unordered_map<PyObject*, Py_ssize_t> outside;
+  auto consider = [&](PyObject* object) {
+    if (object == nullptr || new_.count(object) != 0 || PyType_Check(object) || PyModule_Check(object)) return;
+    if (!PyObject_IS_GC(object) || Py_TYPE(object)->tp_traverse == nullptr) return;
+    outside.try_emplace(object, cascade->External(object));
+  };
+  for (const HeapEntry& entry : entries_) {
+    consider(entry.object);
+    // A function that was made but never called is touched only as the content of its cell.
+    PyObject* function = PyCell_Check(entry.object) ? PyCell_GET(entry.object) : entry.object;
+    if (function == nullptr || !PyFunction_Check(function)) continue;
+    consider(function);
+    consider(PyFunction_GET_CLOSURE(function));
+  }
+  struct Walk {
+    std::unordered_map<PyObject*, Py_ssize_t>* outside;
+    std::vector<PyObject*>* reached;
+  };
+  std::vector<PyObject*> reached;
+  Walk walk{&outside, &reached};
+  for (auto& [object, count] : outside) {
+    Py_TYPE(object)->tp_traverse(
+        object,
+        [](PyObject* referent, void* context) -> int {
+          auto* map = static_cast<Walk*>(context)->outside;
+          if (auto found = map->find(referent); found != map->end()) --found->second;
+          return 0;
+        },
+        &walk);
+  }
+  std::unordered_set<PyObject*> alive;
+  for (auto& [object, count] : outside) {
+    if (count > 0 && alive.insert(object).second) reached.push_back(object);
+  }
+  while (!reached.empty()) {
+    PyObject* object = reached.back();
+    reached.pop_back();
+    std::vector<PyObject*> referents;
+    Walk step{&outside, &referents};
+    Py_TYPE(object)->tp_traverse(
+        object,
+        [](PyObject* referent, void* context) -> int {
+          auto* walk = static_cast<Walk*>(context);
+          if (walk->outside->count(referent) != 0) walk->reached->push_back(referent);
+          return 0;
+        },
+        &step);
+    for (PyObject* referent : referents) {
+      if (alive.insert(referent).second) reached.push_back(referent);
+    }
+  }
+  for (auto& [object, count] : outside) {
+    if (alive.count(object) == 0) cascade->dead.push_back(object);
+  }
+}
 
 std::vector<bool> HeapLog::FindOld(PyObject* result) const {
   // Simulates what would be freed if the log and the result let go of everything: reference counts minus our own
@@ -429,14 +495,9 @@ std::vector<bool> HeapLog::FindOld(PyObject* result) const {
   }
   if (result != nullptr && --cascade.External(result) == 0) cascade.dead.push_back(result);
   new_.clear();
-  while (!cascade.dead.empty()) {
-    PyObject* object = cascade.dead.back();
-    cascade.dead.pop_back();
-    if (!new_.insert({object, true}).second) continue;
-    if (PyType_Check(object) || PyModule_Check(object)) continue;
-    PyTypeObject* type = Py_TYPE(object);
-    if (PyObject_IS_GC(object) && type->tp_traverse != nullptr) type->tp_traverse(object, VisitReferent, &cascade);
-  }
+  RunCascade(&cascade);
+  FindDeadCycles(&cascade);
+  RunCascade(&cascade);
   std::vector<bool> old(entries_.size());
   for (size_t i = 0; i < entries_.size(); ++i) old[i] = new_.count(entries_[i].object) == 0;
   return old;

@@ -108,6 +108,11 @@ class HeapLog {
   void Release();
 
  private:
+  struct Cascade;
+  static int VisitReferent(PyObject* object, void* context);
+  void RunCascade(Cascade* cascade) const;
+  void FindDeadCycles(Cascade* cascade) const;
+
   HeapEntry* Find(StateKind kind, PyObject* object, Py_ssize_t offset, bool* created);
   PyObject* Held(PyObject* object) {
     if (object != nullptr) Hold(object);

@@ -101,7 +101,7 @@ bool Tracer::TouchContent(PyObject* object) {
     return TouchContent(mapping);
   }
   if (IsTensor(object)) return true;  // its data is only reached by operators or by functions that are denied
-  if (type->tp_iternext != nullptr || type == Types().deque || type == &PyByteArray_Type ||
+  if (PyIter_Check(object) || type == Types().deque || type == &PyByteArray_Type ||
       type == &PyMemoryView_Type) {
     TouchOpaque(object);
     return true;
@@ -333,7 +333,9 @@ void Tracer::EnterContext(PyObject* manager) {
   PyObject* method = Special(Py_TYPE(manager), "__enter__");
   if (method != nullptr && !PyFunction_Check(method)) {
     std::string name = Py_TYPE(manager)->tp_name;
-    if (name.find("DisableTorchFunction") == std::string::npos) {
+    if (name == "_thread.RLock" || name == "_thread.lock") {
+      ++locks_held_;
+    } else if (name.find("DisableTorchFunction") == std::string::npos) {
       Refuse("context-manager", absl::StrCat("the context manager ", name, " is written in C and not known"),
              "move it outside of the model");
     }

@@ -156,7 +156,7 @@ absl::Status OpRecorder::Initialize() {
   return absl::OkStatus();
 }
 
-OpRecorder::OpRecorder(Tracer* tracer) : tracer_(tracer) {}
+OpRecorder::OpRecorder(Tracer* tracer) : tracer_(tracer) { tracer->set_constants(this); }
 
 OpRecorder::~OpRecorder() {
   if (started_) Stop();
@@ -221,6 +221,25 @@ cir::ValueId OpRecorder::AddInput(PyObject* tensor) {
   cir::ValueId value = graph_.AddInput(meta.ToType(), StorageOf(tensor));
   Register(tensor, value);
   return value;
+}
+
+bool OpRecorder::IsConstant(PyObject* tensor) const {
+  std::optional<cir::ValueId> value = Find(tensor);
+  return value && IsConstantStorage(graph_.graph().value(*value).storage);
+}
+
+bool OpRecorder::AllConstant(const std::vector<cir::Operand>& operands) const {
+  auto constant = [&](cir::ValueId id) { return IsConstantStorage(graph_.graph().value(id).storage); };
+  for (const cir::Operand& operand : operands) {
+    if (const auto* id = std::get_if<cir::ValueId>(&operand)) {
+      if (!constant(*id)) return false;
+    } else if (const auto* list = std::get_if<cir::ValueList>(&operand)) {
+      for (const std::optional<cir::ValueId>& item : *list) {
+        if (item && !constant(*item)) return false;
+      }
+    }
+  }
+  return true;
 }
 
 bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
@@ -427,6 +446,7 @@ PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs)
     if (!SetAutogradExcluded(true)) PyErr_Clear();
   }
   if (tracer_->refused()) return result;
+  if (std::exchange(skip_, false) && result != nullptr) return result;
   if (result == nullptr) {
     ErrorScope errors;
     tracer_->Refuse("operator-error", absl::StrCat(overload->schema.name, " raised an exception"),
@@ -438,15 +458,30 @@ PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs)
   return result;
 }
 
+bool OpRecorder::ReadsConstant(const Overload& overload, PyObject* args, PyObject* kwargs) {
+  if (!overload.schema.returns_non_tensor) return false;
+  if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) return false;
+  bool any = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+    PyObject* argument = PyTuple_GET_ITEM(args, i);
+    if (!IsTensor(argument)) continue;
+    if (!IsConstant(argument)) return false;
+    any = true;
+  }
+  skip_ = any;
+  return any;
+}
+
 void OpRecorder::Record(const Overload& overload, PyObject* args, PyObject* kwargs,
                         std::vector<cir::Operand>* operands) {
+  last_tensors_.clear();
+  if (!overload.status.ok() && ReadsConstant(overload, args, kwargs)) return;
   if (!overload.status.ok()) {
     bool data = overload.schema.returns_non_tensor || absl::StrContains(overload.status.message(), "data");
     tracer_->Refuse(data ? "data-read" : "operator", std::string(overload.status.message()),
                     data ? kAdviceData : "the operator runs as it is");
     return;
   }
-  last_tensors_.clear();
   if (overload.is_lift) return;  // its argument is a constant: RecordResult
   const cir::Schema& schema = overload.schema;
   Py_ssize_t num_args = PyTuple_GET_SIZE(args);
@@ -623,12 +658,31 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
     op.effects.is_random = true;
     has_random_ops_ = true;
   }
-  if (cir::HasDynamicShape(graph_.graph(), op)) {
+  bool random = op.effects.is_random;
+  bool constant = lifted || (!random && !cir::IsUninitialized(op) && AllConstant(op.operands));
+  if (!constant && cir::HasDynamicShape(graph_.graph(), op)) {
     tracer_->Refuse("data-read", absl::StrCat(schema.name, " makes a tensor whose size depends on data"),
                     "use masks instead of selecting elements");
     return;
   }
   if (cir::IsUninitialized(op)) uninitialized_ = true;
+  // What is made or written here is constant if everything that it is made from is.
+  for (const auto& [tensor, value] : made) {
+    size_t storage = graph_.graph().value(value).storage.index;
+    if (storage >= storage_is_constant_.size()) storage_is_constant_.resize(storage + 1, false);
+    bool view = false;
+    for (const auto& [address, id] : operand_storages) view = view || id.index == storage;
+    if (!view) storage_is_constant_[storage] = constant;
+  }
+  if (!constant) {
+    for (size_t i = 0; i < op.operands.size(); ++i) {
+      if ((op.effects.writes >> i & 1) == 0) continue;
+      const auto* id = std::get_if<cir::ValueId>(&op.operands[i]);
+      if (id == nullptr) continue;
+      size_t storage = graph_.graph().value(*id).storage.index;
+      if (storage < storage_is_constant_.size()) storage_is_constant_[storage] = false;
+    }
+  }
   graph_.AddOp(std::move(op));
   for (const auto& [tensor, value] : made) Register(tensor, value);
 }

@@ -26,12 +26,12 @@ namespace cuvil::agent {
 // operator runs exactly as it would have.
 //
 // Threads: the tracing thread, GIL held.
-class OpRecorder {
+class OpRecorder final : public ConstantTensors {
  public:
   static absl::Status Initialize();
 
   explicit OpRecorder(Tracer* tracer);
-  ~OpRecorder();
+  ~OpRecorder() override;
   OpRecorder(const OpRecorder&) = delete;
   OpRecorder& operator=(const OpRecorder&) = delete;
 
@@ -44,6 +44,8 @@ class OpRecorder {
 
   // The value that stands for a tensor object, if it has one.
   std::optional<cir::ValueId> Find(PyObject* tensor) const;
+  // True iff the tensor's data follows from constants alone: factories and operators on their results.
+  bool IsConstant(PyObject* tensor) const override;
   cir::GraphBuilder& graph() { return graph_; }
 
   // Tensors that existed before the call, in the order of graph().captured. Borrowed: the heap log holds them.
@@ -66,11 +68,17 @@ class OpRecorder {
   static const Overload* Describe(PyObject* overload);
   void Record(const Overload& overload, PyObject* args, PyObject* kwargs, std::vector<cir::Operand>* operands);
   void RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result);
+  // An operator that hands data to Python, all of it constant: its result is a constant of the trace.
+  bool ReadsConstant(const Overload& overload, PyObject* args, PyObject* kwargs);
   bool ToOperand(PyObject* object, cir::ArgKind kind, cir::Operand* operand);
   bool ToValue(PyObject* tensor, cir::ValueId* value);
   bool ToAttr(PyObject* object, cir::Attr* attr);
   void Register(PyObject* tensor, cir::ValueId value);
   cir::StorageId StorageOf(PyObject* tensor);
+  bool IsConstantStorage(cir::StorageId storage) const {
+    return storage.index < storage_is_constant_.size() && storage_is_constant_[storage.index];
+  }
+  bool AllConstant(const std::vector<cir::Operand>& operands) const;
 
   Tracer* tracer_;
   cir::GraphBuilder graph_;
@@ -78,12 +86,15 @@ class OpRecorder {
   // Storages of inputs and captured tensors, which outlive the trace.
   std::unordered_map<void*, cir::StorageId> old_storages_;
   std::vector<bool> storage_is_old_;  // by StorageId
+  // By StorageId: everything ever written to it follows from constants.
+  std::vector<bool> storage_is_constant_;
   std::vector<PyObject*> captured_;
   std::vector<OwnedRef> constants_;
   uint32_t mode_bits_ = 0;
   bool has_random_ops_ = false;
   bool started_ = false;
   bool uninitialized_ = false;
+  bool skip_ = false;                    // the operator being run is no part of the program
   std::vector<PyObject*> last_tensors_;  // tensor operands of the operator being recorded; borrowed
 };
 

@@ -63,7 +63,8 @@ void Tracer::Refuse(const char* code, std::string message, const char* advice, b
 void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char* why_not) noexcept {
   ErrorScope errors;
   heap_.Hold(reinterpret_cast<PyObject*>(frame.code()));
-  if (!refused()) {
+  bool ignored = (!frames_.empty() && frames_.back().ignored) || IsMemoizedLookup(frame.code());
+  if (!refused() && !ignored) {
     if (!frames_.empty()) {
       FrameView caller = frame.previous();
       if (caller.id() != frames_.back().id || !MayEnterFrame(frames_.back().op)) {
@@ -82,7 +83,7 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
     }
     ++frame_counts_[frame.code()];
   }
-  frames_.push_back({frame.id(), frame.code(), -1, Op::kUnknown});
+  frames_.push_back({frame.id(), frame.code(), -1, Op::kUnknown, ignored});
 }
 
 void Tracer::OnFrameExit(const FrameView& frame, bool) noexcept {
@@ -93,6 +94,7 @@ void Tracer::OnFrameExit(const FrameView& frame, bool) noexcept {
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
   if (refused() || frames_.empty() || frames_.back().id != frame.id()) return;
   Frame& top = frames_.back();
+  if (top.ignored) return;
   top.offset = site.offset;
   top.op = site.op;
   if (site.op == Op::kPure) return;
@@ -101,6 +103,13 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
     Refuse("unwatchable", heap_.problem(), "the state that this line reads cannot be guarded");
   }
   PyErr_Clear();
+}
+
+bool Tracer::IsMemoizedLookup(PyCodeObject* code) {
+  std::string file = Text(code->co_filename);
+  std::string name = Text(code->co_name);
+  return (absl::EndsWith(file, "torch/_ops.py") && name == "__getattr__") ||
+         (absl::EndsWith(file, "torch/_library/simple_registry.py") && name == "find_torch_dispatch_rule");
 }
 
 bool Tracer::IsTorchCode(PyCodeObject* code) const {

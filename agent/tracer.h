@@ -21,6 +21,13 @@ namespace cuvil::agent {
 // An interned string that lives as long as the process; `text` is a literal.
 PyObject* InternedName(const char* text);
 
+// Tells which tensors of a trace hold the same data in every call.
+class ConstantTensors {
+ public:
+  virtual ~ConstantTensors() = default;
+  virtual bool IsConstant(PyObject* tensor) const = 0;
+};
+
 // Watches one call instruction by instruction and models, from each instruction's operands, what state it is about to
 // read or write. What cannot be modelled refuses the trace; the call itself runs on undisturbed.
 //
@@ -44,6 +51,7 @@ class Tracer final : public ProbeSink {
   const Refusal& refusal() const { return refusal_; }
 
   HeapLog& heap() { return heap_; }
+  void set_constants(const ConstantTensors* constants) { constants_ = constants; }
   // Index in the trace's source table of the instruction probed last.
   uint32_t CurrentSource();
   std::vector<trace::SourceLocation> TakeSources() { return std::move(sources_); }
@@ -53,6 +61,8 @@ class Tracer final : public ProbeSink {
 
   // An argument tensor was compared by identity with another object.
   bool compared_identity() const { return compared_identity_; }
+  // Locks that the call took and did not give back.
+  int locks_held() const { return locks_held_; }
   // The file of the innermost traced frame; empty outside of one.
   std::string CurrentFile() const;
 
@@ -62,6 +72,7 @@ class Tracer final : public ProbeSink {
     PyCodeObject* code = nullptr;  // held by the heap log
     int offset = -1;               // of the instruction probed last
     Op op = Op::kUnknown;
+    bool ignored = false;  // a lookup that torch remembers, see IsMemoizedLookup()
   };
 
   // Instructions: each models one class of instructions from its operands.
@@ -126,13 +137,18 @@ class Tracer final : public ProbeSink {
   void MakeFromTensors(PyObject* maker, const Arguments& args);
   bool CalledFromTorchOps() const;
   bool IsTorchCode(PyCodeObject* code) const;
+  // Torch resolves `torch.ops.x.y` in Python when an operator is first seen and keeps the result; what it does on the
+  // way is not the model.
+  static bool IsMemoizedLookup(PyCodeObject* code);
   const Frame& UserFrame() const;
 
   HeapLog heap_;
+  const ConstantTensors* constants_ = nullptr;
   Refusal refusal_;
   std::vector<Frame> frames_;
   bool compared_identity_ = false;
   bool ambient_changed_ = false;
+  int locks_held_ = 0;
 
   std::vector<trace::SourceLocation> sources_;
   // (code, offset) of the innermost frame and of the innermost frame outside of torch.
