@@ -1,7 +1,7 @@
 // Goes between torch.Tensor objects and tensor handles, and reads a tensor's metadata by direct loads.
 //
-// Every offset is calibrated at start on throw-away tensors and cross-checked on others; a torch whose layout does not
-// show the expected pattern is refused with one sentence.
+// Every offset is searched for or checked at start on throw-away tensors; a torch whose layout does not show the
+// expected pattern is refused with one sentence.
 //
 // Threads:   immutable after Calibrate. FromPyObject, Read and SameMeta make no Python call; they need no GIL as long
 //            as the tensor is kept alive and nobody else changes its metadata.
@@ -58,12 +58,13 @@ class TensorBridge {
   PyObject* ToPyObject(torch_abi::OwnedTensor tensor) const;
 
   TensorMeta Read(torch_abi::TensorRef tensor) const;
-  // A few nanoseconds; no allocation, no call.
+  // A few nanoseconds; no allocation. One virtual call if the tensor has autograd metadata.
   bool SameMeta(torch_abi::TensorRef tensor, const TensorMeta& meta) const;
 
   // Identity of the memory (StorageImpl*), address of the first element, version counter.
   void* Storage(torch_abi::TensorRef tensor) const;
   void* Data(torch_abi::TensorRef tensor) const;
+  void* StorageData(torch_abi::TensorRef tensor) const;
   size_t StorageBytes(torch_abi::TensorRef tensor) const;
   // Null when the tensor has none (inference tensors).
   const void* AutogradMeta(torch_abi::TensorRef tensor) const;
@@ -74,23 +75,23 @@ class TensorBridge {
   TensorBridge() = default;
   friend class TensorBridgeCalibrator;
 
+  const char* Impl(torch_abi::TensorRef tensor) const { return static_cast<const char*>(tensor.impl()); }
+  bool RequiresGrad(const char* impl) const;
+
   PyTypeObject* tensor_type_ = nullptr;
   PyTypeObject* parameter_type_ = nullptr;
-  PyObject* (*wrap_)(const void* tensor) = nullptr;
-  ptrdiff_t cell_offset_ = 0;  // from the PyObject to its at::Tensor
-  ptrdiff_t storage_ = 0;      // all further offsets: from the TensorImpl
-  ptrdiff_t autograd_meta_ = 0;
-  ptrdiff_t version_counter_ = 0;
+  PyObject* (*wrap_)(const void* tensor) = nullptr;  // THPVariable_Wrap
+  ptrdiff_t cell_offset_ = 0;                        // from the PyObject to its at::Tensor
+  // From the TensorImpl. The first three are where every version has them; they are checked, not searched for.
+  static constexpr ptrdiff_t kStorage = 16;
+  static constexpr ptrdiff_t kAutogradMeta = 24;
+  static constexpr ptrdiff_t kVersionCounter = 40;
   ptrdiff_t sizes_and_strides_ = 0;
   ptrdiff_t storage_offset_ = 0;
-  ptrdiff_t dtype_ = 0;
-  ptrdiff_t device_ = 0;
-  ptrdiff_t flags_ = 0;
+  ptrdiff_t dtype_ = 0;  // two bytes; the device's two bytes and its flag follow, then the bit fields
   ptrdiff_t key_set_ = 0;
-  ptrdiff_t version_in_counter_ = 0;  // from the VersionCounter object
-  ptrdiff_t data_in_storage_ = 0;     // from the StorageImpl
-  ptrdiff_t bytes_in_storage_ = 0;
-  ptrdiff_t requires_grad_in_meta_ = 0;  // from the AutogradMeta
+  uint64_t differentiable_keys_ = 0;  // the keys that an inference tensor lacks
+  ptrdiff_t bytes_in_storage_ = 0;    // from the StorageImpl
 };
 
 }  // namespace cuvil::agent

@@ -4,6 +4,7 @@
 
 #include "agent/doctor.h"
 #include "agent/instrument_debug.h"
+#include "agent/plan_debug.h"
 
 namespace {
 
@@ -11,6 +12,7 @@ namespace {
 constexpr int (*kRegistrations[])(PyObject* module) = {
     cuvil::agent::RegisterDoctor,
     cuvil::agent::RegisterInstrumentDebug,
+    cuvil::agent::RegisterPlanDebug,
 };
 
 PyModuleDef kDefinition = {
