@@ -83,6 +83,8 @@ void Log(LogLevel level, std::string_view once_key, std::string_view message) {
 
 void ResetLog() {
   for (auto& slot : seen) slot.store(0, std::memory_order_relaxed);
+  window_lines.store(0, std::memory_order_relaxed);
+  swallowed.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace cuvil::agent

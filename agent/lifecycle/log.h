@@ -19,7 +19,7 @@ bool LogEnabled(LogLevel level);
 // Threads: any; no GIL; no locks.
 void Log(LogLevel level, std::string_view once_key, std::string_view message);
 
-// Forgets which keys were seen.
+// Forgets which keys were seen, and what was spent of the budget.
 void ResetLog();
 
 }  // namespace cuvil::agent

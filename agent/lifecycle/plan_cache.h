@@ -69,6 +69,17 @@ class PlanCache {
     return dropped;
   }
 
+  // Takes one entry out; the caller holds it. Without effect if it is not there any more.
+  void Remove(const Entry* entry) {
+    auto next = std::make_shared<List>();
+    std::shared_ptr<const List> old;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const EntryPtr& kept : *list_) {
+      if (kept.get() != entry) next->push_back(kept);
+    }
+    old = std::exchange(list_, std::move(next));
+  }
+
   // Removes everything; returns it.
   [[nodiscard]] std::shared_ptr<const List> Clear() {
     auto empty = std::make_shared<const List>();

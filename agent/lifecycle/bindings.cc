@@ -1,0 +1,187 @@
+#include "agent/lifecycle/bindings.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "agent/boundary.h"
+#include "agent/gil.h"
+#include "agent/lifecycle/activation.h"
+#include "agent/lifecycle/explain.h"
+#include "agent/lifecycle/fault_injection.h"
+#include "agent/lifecycle/lifecycle.h"
+#include "agent/lifecycle/record.h"
+#include "agent/lifecycle/session.h"
+#include "agent/py_ref.h"
+
+namespace cuvil::agent {
+namespace {
+
+// trace, compare, and the same for modules inside of a model that is refused; each pass reaches one level further
+// down. Beyond this the rest is left to real calls.
+constexpr int kMaxPrepareCalls = 12;
+
+OwnedRef None() { return OwnedRef::New(Py_None); }
+OwnedRef Bool(bool value) { return OwnedRef::New(value ? Py_True : Py_False); }
+
+// Null with TypeError set unless `object` is a torch.nn.Module.
+bool CheckIsModule(PyObject* object) {
+  // Without torch there are no modules.
+  PyObject* modules = PyImport_GetModuleDict();
+  PyObject* module_file = PyDict_GetItemString(modules, "torch.nn.modules.module");
+  const OwnedRef type =
+      module_file == nullptr ? OwnedRef() : OwnedRef::Steal(PyObject_GetAttrString(module_file, "Module"));
+  if (!type) {
+    PyErr_Clear();
+  } else {
+    const int is_module = PyObject_IsInstance(object, type.get());
+    if (is_module != 0) return is_module > 0;
+  }
+  PyErr_Format(PyExc_TypeError, "expected a torch.nn.Module, not a %s", Py_TYPE(object)->tp_name);
+  return false;
+}
+
+PyObject* EnableBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([]() -> absl::StatusOr<OwnedRef> {
+    if (absl::Status status = Enable(); !status.ok()) {
+      // RuntimeError whatever the code: callers have one thing to catch.
+      PyErr_Format(PyExc_RuntimeError, "%.*s", static_cast<int>(status.message().size()), status.message().data());
+      return status;
+    }
+    return None();
+  });
+}
+
+PyObject* DisableBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] {
+    Disable();
+    return None();
+  });
+}
+
+PyObject* EnabledBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] { return Bool(Enabled()); });
+}
+
+PyObject* ResetBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] {
+    TheLifecycle().Reset();
+    return None();
+  });
+}
+
+OwnedRef Prepare(PyObject* model, PyObject* args, PyObject* kwargs) {
+  PrepareSession session(model);
+  for (int i = 0; i < kMaxPrepareCalls; ++i) {
+    const uint32_t steps_before = session.num_steps;
+    session.model_ready = false;
+    const OwnedRef result = OwnedRef::Steal(PyObject_Call(model, args, kwargs));
+    if (!result) return OwnedRef();
+    if (session.model_ready || session.num_steps == steps_before) break;
+  }
+  return Bool(session.model_ready);
+}
+
+PyObject* PrepareBinding(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    PyObject *model, *args, *kwargs;
+    if (!PyArg_ParseTuple(arguments, "OO!O!:prepare", &model, &PyTuple_Type, &args, &PyDict_Type, &kwargs)) {
+      return OwnedRef();
+    }
+    if (!CheckIsModule(model)) return OwnedRef();
+    const bool was_enabled = Enabled();
+    if (absl::Status status = Enable(); !status.ok()) return status;
+    OwnedRef ready = Prepare(model, args, kwargs);
+    if (!was_enabled) {
+      const ErrorScope errors;
+      Disable();
+    }
+    return ready;
+  });
+}
+
+PyObject* OptOutBinding(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    PyObject* module;
+    int value;
+    if (!PyArg_ParseTuple(arguments, "Op:opt_out", &module, &value) || !CheckIsModule(module)) return OwnedRef();
+    Lifecycle& lifecycle = TheLifecycle();
+    ModuleState* state = lifecycle.modules.FindOrAdd(module, lifecycle.settings);
+    if (state == nullptr) return absl::InvalidArgumentError("this module cannot be referenced weakly");
+    if (state->opted_out == (value != 0)) return None();
+    state->opted_out = value != 0;
+    // Plans of modules around this one contain it, or would from now on: all start over.
+    std::vector<std::shared_ptr<const PlanCache<PlanEntry>::List>> dropped;
+    for (ModuleState* other : lifecycle.modules.States()) {
+      dropped.push_back(other->Forget(BookOptions(lifecycle.settings)));
+    }
+    return None();
+  });
+}
+
+PyObject* StatsBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] { return DescribeStatistics(); });
+}
+
+PyObject* ExplainBinding(PyObject*, PyObject* module) noexcept {
+  return Boundary([&] { return CheckIsModule(module) ? DescribeModel(module) : OwnedRef(); });
+}
+
+PyObject* ModuleStateBinding(PyObject*, PyObject* module) noexcept {
+  return Boundary([&] { return CheckIsModule(module) ? DescribeModule(module, "") : OwnedRef(); });
+}
+
+PyObject* FaultInjectBinding(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const char* name;
+    long long count = -1;
+    if (!PyArg_ParseTuple(arguments, "s|L:_fault_inject", &name, &count)) return OwnedRef();
+    if (absl::Status status = InjectFault(name, count); !status.ok()) return status;
+    return None();
+  });
+}
+
+PyObject* FaultPointsBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] {
+    RecordList names;
+    for (const std::string& name : FaultPointNames()) names.Add(Record::Text(name));
+    return names.Take();
+  });
+}
+
+// Waits until the background thread has nothing to do, so that tests need not sleep.
+PyObject* QuiesceBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] {
+    Lifecycle& lifecycle = TheLifecycle();
+    {
+      const GilRelease no_gil;
+      lifecycle.worker.Drain();
+    }
+    lifecycle.CollectFinishedJobs();
+    return None();
+  });
+}
+
+PyMethodDef kMethods[] = {
+    {"enable", EnableBinding, METH_NOARGS, nullptr},
+    {"disable", DisableBinding, METH_NOARGS, nullptr},
+    {"enabled", EnabledBinding, METH_NOARGS, nullptr},
+    {"reset", ResetBinding, METH_NOARGS, nullptr},
+    {"prepare", PrepareBinding, METH_VARARGS, nullptr},
+    {"opt_out", OptOutBinding, METH_VARARGS, nullptr},
+    {"stats", StatsBinding, METH_NOARGS, nullptr},
+    {"explain", ExplainBinding, METH_O, nullptr},
+    {"module_state", ModuleStateBinding, METH_O, nullptr},
+    {"_fault_inject", FaultInjectBinding, METH_VARARGS, nullptr},
+    {"_fault_points", FaultPointsBinding, METH_NOARGS, nullptr},
+    {"_quiesce", QuiesceBinding, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int RegisterLifecycleWith(PyObject* module, const Tracer& tracer) noexcept {
+  TheLifecycle().tracer = tracer;
+  return PyModule_AddFunctions(module, kMethods);
+}
+
+}  // namespace cuvil::agent

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/capture.h"
+#include "agent/lifecycle/record.h"
+#include "agent/py_ref.h"
+
+namespace cuvil::agent {
+
+// One way to answer calls of a module without running its Python code. The lifecycle decides when; this is what.
+//
+// Threads: GIL held for all but Build(), destructor included.
+class CallPlan {
+ public:
+  virtual ~CallPlan() = default;
+
+  // True iff the call has the signature that the plan is for. Runs no Python code.
+  virtual bool MatchesInputs(const CallArgs& call) const = 0;
+  // True iff nothing that the plan depends on has changed. Runs no Python code.
+  virtual bool GuardsHold() = 0;
+  virtual std::string LastGuardFailure() const = 0;
+
+  // Draws from torch's default generator.
+  virtual bool is_random() const = 0;
+  // Shows memory that nobody wrote, so that values prove nothing.
+  virtual bool has_uninitialized_memory() const = 0;
+
+  // Makes the plan ready to run. Called without the GIL, once, or again after a fork that cut the first call off.
+  //
+  // Errors: Unimplemented  no plan can be made of this capture
+  virtual absl::Status Build() = 0;
+
+  // Answers the call. Called right after the two checks, under the same hold of the GIL; releases it meanwhile. What
+  // the program can see is the same after an error as before, but for the generator's state.
+  //
+  // Errors: FailedPrecondition  a tensor is not what it was
+  //         Aborted             an operator failed
+  //         Internal            the result could not be rebuilt
+  //         Cancelled           a signal handler raised meanwhile, as KeyboardInterrupt does: that exception is
+  //         pending,
+  //                             and the call raises it
+  virtual absl::StatusOr<OwnedRef> Run(const CallArgs& call) = 0;
+
+  // What explain() shows. Before Build() has succeeded only what the capture knows.
+  virtual void Describe(bool built, Record* record) const = 0;
+  virtual std::string Summary() const = 0;  // for the log: "94 operators, 310 guards"
+  virtual uint32_t num_python_steps() const = 0;
+};
+
+struct TracedCall {
+  PyObject* result = nullptr;      // new reference; null: the call raised, exception set
+  std::unique_ptr<CallPlan> plan;  // null: refused
+  Refusal refusal;
+  uint64_t trace_ns = 0;
+};
+
+// What turns calls into plans.
+//
+// Threads: GIL held.
+struct Tracer {
+  // Resolves what tracing needs, once; torch has been imported. The message is one sentence.
+  absl::Status (*initialize)();
+  // Runs the call for real, as `original` would, and watches it. No trace is active on any thread. Never fails: at
+  // worst there is a result and a refusal.
+  TracedCall (*trace)(PyObject* callable, const CallArgs& call, vectorcallfunc original);
+  // Constant-time hash of a call's signature; equal signatures hash equal. Runs no Python code.
+  uint64_t (*hash)(const CallArgs& call);
+};
+
+}  // namespace cuvil::agent

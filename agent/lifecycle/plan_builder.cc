@@ -1,0 +1,61 @@
+#include "agent/lifecycle/plan_builder.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/boundary.h"
+#include "agent/gil.h"
+#include "agent/lifecycle/background_worker.h"
+#include "agent/lifecycle/fault_injection.h"
+#include "agent/lifecycle/lifecycle.h"
+#include "agent/lifecycle/log.h"
+
+namespace cuvil::agent {
+namespace {
+
+class BuildJob : public BackgroundWorker::Job {
+ public:
+  explicit BuildJob(std::shared_ptr<PlanEntry> entry) : entry_(std::move(entry)) {}
+
+  void Run() noexcept override {
+    Statistics& statistics = TheLifecycle().statistics;
+    const uint64_t start_ns = MonotonicNs();
+    absl::Status status = ContainStatus([&]() -> absl::Status {
+      if (FaultInjected(FaultPoint::kPlanBuild)) return absl::InternalError("injected fault: plan-build");
+      return entry_->plan->Build();
+    });
+    if (status.ok() && FaultInjected(FaultPoint::kPublish)) status = absl::InternalError("injected fault: publish");
+    if (status.ok()) Count(statistics.plans_built);
+    entry_->build_ns = MonotonicNs() - start_ns;
+    Count(statistics.build_ns, entry_->build_ns);
+    entry_->build_status = std::move(status);
+    // Partner: the acquire loads in module_call.cc and explain.cc.
+    entry_->stage.store(PlanEntry::Stage::kBuilt, std::memory_order_release);
+  }
+
+ private:
+  const std::shared_ptr<PlanEntry> entry_;
+};
+
+}  // namespace
+
+void BuildNow(const std::shared_ptr<PlanEntry>& entry) {
+  BuildJob job(entry);
+  const GilRelease no_gil;
+  job.Run();
+}
+
+void BuildInBackground(const std::shared_ptr<PlanEntry>& entry) {
+  Lifecycle& lifecycle = TheLifecycle();
+  const absl::Status status = FaultInjected(FaultPoint::kSubmit)
+                                  ? absl::UnavailableError("injected fault: submit")
+                                  : lifecycle.worker.Submit(std::make_shared<BuildJob>(entry));
+  if (status.ok()) return;
+  // No thread to be had: the call at hand pays the milliseconds.
+  Count(lifecycle.statistics.faults);
+  Log(LogLevel::kWarning, "submit", absl::StrCat("no background thread: ", std::string(status.message())));
+  BuildNow(entry);
+}
+
+}  // namespace cuvil::agent

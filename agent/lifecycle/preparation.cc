@@ -1,0 +1,311 @@
+#include "agent/lifecycle/preparation.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/boundary.h"
+#include "agent/gil.h"
+#include "agent/interception.h"
+#include "agent/lifecycle/comparison.h"
+#include "agent/lifecycle/fault_injection.h"
+#include "agent/lifecycle/lifecycle.h"
+#include "agent/lifecycle/log.h"
+#include "agent/lifecycle/plan_builder.h"
+#include "agent/lifecycle/plan_entry.h"
+#include "agent/lifecycle/random_state.h"
+#include "agent/lifecycle/session.h"
+#include "agent/lifecycle/thread_extent.h"
+
+namespace cuvil::agent {
+namespace {
+
+// Comparing calls that may end without a verdict before the plan is given up.
+constexpr uint32_t kMaxInconclusive = 3;
+
+class TracingScope {
+ public:
+  explicit TracingScope(Lifecycle& lifecycle) : lifecycle_(lifecycle), extent_(Extent::kTracing) {
+    lifecycle_.tracing = true;
+    entered_opted_out = false;
+  }
+  ~TracingScope() { lifecycle_.tracing = false; }
+
+ private:
+  Lifecycle& lifecycle_;
+  ExtentScope extent_;
+};
+
+PyObject* RunOriginal(PyObject* callable, const CallArgs& call) {
+  const ExtentScope extent(Extent::kEager);
+  return Interception::original()(callable, call.args, call.nargsf, call.kwnames);
+}
+
+Refusal InternalRefusal(std::string message) {
+  Refusal refusal;
+  refusal.code = "internal";
+  refusal.message = std::move(message);
+  refusal.advice = "this is a limit or a defect of Cuvil; CUVIL_LOG=debug tells more";
+  return refusal;
+}
+
+// What a trace that has returned leads to. Throws nothing but bad_alloc.
+absl::Status Digest(ModuleState& state, const CallArgs& call, uint64_t hash, SignatureBook::Mode mode,
+                    TracedCall& outcome) {
+  Lifecycle& lifecycle = TheLifecycle();
+  Count(lifecycle.statistics.trace_ns, outcome.trace_ns);
+  if (FaultInjected(FaultPoint::kTraceEnd)) {
+    outcome.plan.reset();
+    outcome.refusal = InternalRefusal("injected fault: trace-end");
+    Count(lifecycle.statistics.faults);
+  } else if (outcome.plan != nullptr && FaultInjected(FaultPoint::kCapture)) {
+    outcome.plan.reset();
+    outcome.refusal = InternalRefusal("injected fault: capture");
+    Count(lifecycle.statistics.faults);
+  } else if (entered_opted_out) {
+    outcome.plan.reset();
+    outcome.refusal = Refusal();
+    outcome.refusal.code = "opted-out";
+    outcome.refusal.message = "a module inside was opted out with cuvil.opt_out()";
+    outcome.refusal.advice = "the modules beside it are planned on their own";
+  }
+
+  if (outcome.plan == nullptr) {
+    if (outcome.refusal.empty()) outcome.refusal = InternalRefusal("the trace ended without a capture or a reason");
+    const Refusal& refusal = outcome.refusal;
+    Count(lifecycle.statistics.refused);
+    ++lifecycle.refusals_by_code[refusal.code];
+    state.AddRefusal(refusal);
+    state.book.Refused(hash, mode, refusal.retry);
+    if (prepare_session != nullptr && !refusal.retry) state.refused_in_session = prepare_session->id;
+    if (LogEnabled(LogLevel::kInfo)) {
+      const std::string name = ModuleName(call.args[0]);
+      const std::string place = refusal.file.empty() ? "" : absl::StrCat(" at ", refusal.file, ":", refusal.line);
+      Log(LogLevel::kInfo, LogEnabled(LogLevel::kDebug) ? "" : absl::StrCat(name, refusal.code, place),
+          absl::StrCat(name, ": not planned [", refusal.code, "]", place, ": ", refusal.message,
+                       refusal.retry ? " (the next call is tried)" : ""));
+    }
+    return absl::OkStatus();
+  }
+
+  Count(lifecycle.statistics.captures);
+  const bool always = lifecycle.settings.adopt == AdoptMode::kAlways;
+  auto entry = std::make_shared<PlanEntry>(std::move(outcome.plan), hash,
+                                           always ? Adoption::Policy::kAlways : Adoption::Policy::kMeasure);
+  entry->trace_ns = outcome.trace_ns;
+  state.book.Captured(hash);
+  // The graph is complete: what is dropped here may be freed before the build.
+  PlanCache<PlanEntry>::List evicted = state.plans.Insert(entry);
+  if (!evicted.empty()) {
+    Count(lifecycle.statistics.evicted, evicted.size());
+    if (FaultInjected(FaultPoint::kEvict)) return absl::InternalError("injected fault: evict");
+  }
+  if (LogEnabled(LogLevel::kInfo)) {
+    Log(LogLevel::kInfo, "",
+        absl::StrCat(ModuleName(call.args[0]), ": traced in ", outcome.trace_ns / 1000, " us, ",
+                     entry->plan->Summary()));
+  }
+  const bool inline_build = lifecycle.settings.prepare == PrepareMode::kSync || prepare_session != nullptr;
+  if (inline_build) {
+    BuildNow(entry);
+  } else {
+    BuildInBackground(entry);
+  }
+  return absl::OkStatus();
+}
+
+// What the plan's run left behind for the comparison.
+struct PlannedRun {
+  OwnedRef result;
+  absl::Status status;
+};
+
+PlannedRun RunOnce(PlanEntry& entry, const CallArgs& call) {
+  PlannedRun run;
+  absl::StatusOr<OwnedRef> result = RunPlan(entry, call);
+  if (result.ok()) {
+    run.result = *std::move(result);
+  } else {
+    run.status = result.status();
+  }
+  return run;
+}
+
+Refusal DifferenceRefusal(const std::string& difference) {
+  Refusal refusal;
+  refusal.code = "differs";
+  refusal.message = absl::StrCat("the plan's result was not eager's: ", difference);
+  refusal.advice = "the plan was never used; please report this";
+  return refusal;
+}
+
+// Judges a finished comparing call; called with both results.
+absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_ptr<PlanEntry>& entry, PyObject* eager,
+                   PlannedRun planned, const std::optional<RandomState>& before,
+                   const std::optional<RandomState>& after_plan) {
+  Lifecycle& lifecycle = TheLifecycle();
+  std::string difference;
+  if (!planned.status.ok()) {
+    // Eager did what the plan could not.
+    difference = absl::StrCat("it failed: ", std::string(planned.status.message()));
+  } else {
+    const auto values =
+        entry->plan->has_uninitialized_memory() ? Comparison::Values::kIgnore : Comparison::Values::kCompare;
+    absl::StatusOr<Comparison::Result> compared =
+        Comparison::Compare(call, eager, planned.result.get(), nullptr, values);
+    if (!compared.ok()) return compared.status();
+    if (compared->verdict == Comparison::Verdict::kValuesDiffer) {
+      // How much do these operators vary by themselves? The generator must stand where it stood.
+      OwnedRef rerun;
+      std::optional<RandomState> after_eager;
+      if (before.has_value()) {
+        absl::StatusOr<RandomState> saved = RandomState::Save();
+        if (!saved.ok()) return saved.status();
+        after_eager.emplace(*std::move(saved));
+        if (absl::Status status = before->Restore(); !status.ok()) return status;
+      }
+      if (FitOf(*entry, call) == Fit::kFits) rerun = RunOnce(*entry, call).result;
+      if (after_eager.has_value()) {
+        if (absl::Status status = after_eager->Restore(); !status.ok()) return status;
+      }
+      if (rerun) compared = Comparison::Compare(call, eager, planned.result.get(), rerun.get(), values);
+      if (!compared.ok()) return compared.status();
+      if (compared->verdict == Comparison::Verdict::kEqual) {
+        Log(LogLevel::kDebug, "", absl::StrCat(ModuleName(call.args[0]), ": equal to eager within rounding"));
+      }
+    }
+    if (compared->verdict != Comparison::Verdict::kEqual) difference = compared->difference;
+  }
+  if (difference.empty() && after_plan.has_value()) {
+    absl::StatusOr<bool> same = after_plan->IsCurrent();
+    if (!same.ok()) return same.status();
+    if (!*same) difference = "it left the random generator in another state";
+  }
+  if (FaultInjected(FaultPoint::kDiffer)) difference = "injected fault: differ";
+
+  if (!difference.empty()) {
+    // Another thread, or the call itself, may have changed what the plan was compared under.
+    if (FitOf(*entry, call) != Fit::kFits && ++entry->inconclusive < kMaxInconclusive) return absl::OkStatus();
+    Count(lifecycle.statistics.compare_failures);
+    Log(LogLevel::kWarning, "",
+        absl::StrCat(ModuleName(call.args[0]), ": a plan is refused for good, its result was not eager's: ", difference,
+                     " (eager's was returned)"));
+    DropEntry(state, entry, DifferenceRefusal(difference));
+    return absl::OkStatus();
+  }
+  entry->stage.store(PlanEntry::Stage::kServing, std::memory_order_release);
+  if (prepare_session != nullptr) {
+    if (lifecycle.settings.adopt == AdoptMode::kMeasure) entry->adoption.Decide(Adoption::State::kAdopted);
+    if (prepare_session->model == call.args[0]) prepare_session->model_ready = true;
+  }
+  if (entry->adoption.state() == Adoption::State::kAdopted) Count(lifecycle.statistics.adopted);
+  Log(LogLevel::kInfo, "", absl::StrCat(ModuleName(call.args[0]), ": plan equal to eager"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string ModuleName(PyObject* module) { return Py_TYPE(module)->tp_name; }
+
+void NoteFault(const CallArgs& call, const char* stage, std::string_view message) noexcept {
+  Lifecycle& lifecycle = TheLifecycle();
+  Count(lifecycle.statistics.faults);
+  static_cast<void>(ContainStatus([&] {
+    const std::string name = ModuleName(call.args[0]);
+    Log(LogLevel::kWarning, absl::StrCat(name, "|", stage),
+        absl::StrCat(name, ": ", stage, " failed, the call ran as CPython would: ", std::string(message)));
+    return absl::OkStatus();
+  }));
+}
+
+void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal) {
+  Lifecycle& lifecycle = TheLifecycle();
+  entry->stage.store(PlanEntry::Stage::kDropped, std::memory_order_release);
+  ++lifecycle.refusals_by_code[refusal.code];
+  state.AddRefusal(refusal);
+  state.book.Ban(entry->hash);
+  if (prepare_session != nullptr) state.refused_in_session = prepare_session->id;
+  state.plans.Remove(entry.get());
+}
+
+PyObject* TraceCall(ModuleState& state, PyObject* callable, const CallArgs& call, uint64_t hash,
+                    SignatureBook::Mode mode) noexcept {
+  Lifecycle& lifecycle = TheLifecycle();
+  Count(lifecycle.statistics.eager);
+  if (FaultInjected(FaultPoint::kTraceBegin)) {
+    NoteFault(call, "trace-begin", "injected fault");
+    return RunOriginal(callable, call);
+  }
+  Count(lifecycle.statistics.traces);
+  if (prepare_session != nullptr) ++prepare_session->num_steps;
+  TracedCall outcome;
+  {
+    const TracingScope tracing(lifecycle);
+    outcome = lifecycle.tracer.trace(callable, call, Interception::original());
+  }
+  // From here on the call is over; only its result and its exception count.
+  const ErrorScope errors;
+  const absl::Status status = ContainStatus([&] { return Digest(state, call, hash, mode, outcome); });
+  if (!status.ok()) NoteFault(call, "capture", status.message());
+  return outcome.result;
+}
+
+PyObject* CompareCall(ModuleState& state, PyObject* callable, const CallArgs& call,
+                      const std::shared_ptr<PlanEntry>& entry) noexcept {
+  Lifecycle& lifecycle = TheLifecycle();
+  Count(lifecycle.statistics.eager);
+  if (FaultInjected(FaultPoint::kCompare)) {
+    NoteFault(call, "compare", "injected fault");
+    return RunOriginal(callable, call);
+  }
+  Count(lifecycle.statistics.compared);
+  if (prepare_session != nullptr) ++prepare_session->num_steps;
+  const uint64_t start_ns = MonotonicNs();
+  entry->comparing = true;
+
+  // The plan first: its guards have just been checked, and the original may then take all the time it wants.
+  PlannedRun planned;
+  std::optional<RandomState> before, after_plan;
+  absl::Status ready = ContainStatus([&]() -> absl::Status {
+    if (entry->plan->is_random()) {
+      absl::StatusOr<RandomState> saved = RandomState::Save();
+      if (!saved.ok()) return saved.status();
+      before.emplace(*std::move(saved));
+    }
+    planned = RunOnce(*entry, call);
+    if (PyErr_Occurred() != nullptr) return planned.status;  // RunPlan() has put the generator back.
+    if (!before.has_value()) return absl::OkStatus();
+    absl::StatusOr<RandomState> saved = RandomState::Save();
+    if (saved.ok()) after_plan.emplace(*std::move(saved));
+    // Whatever happened, eager starts from the generator that the call found.
+    absl::Status restored = before->Restore();
+    return saved.ok() ? restored : saved.status();
+  });
+
+  if (PyErr_Occurred() != nullptr) {
+    entry->comparing = false;
+    return nullptr;
+  }
+
+  PyObject* result = RunOriginal(callable, call);
+  const ErrorScope errors;
+  if (result != nullptr && ready.ok()) {
+    ready = ContainStatus([&] { return Judge(state, call, entry, result, std::move(planned), before, after_plan); });
+  }
+  if (!ready.ok()) {
+    NoteFault(call, "compare", ready.message());
+    if (++entry->inconclusive >= kMaxInconclusive && entry->stage == PlanEntry::Stage::kBuilt) {
+      static_cast<void>(ContainStatus([&] {
+        DropEntry(state, entry, InternalRefusal(absl::StrCat("no comparison: ", std::string(ready.message()))));
+        return absl::OkStatus();
+      }));
+    }
+  }
+  entry->comparing = false;
+  entry->compare_ns = MonotonicNs() - start_ns;
+  Count(lifecycle.statistics.compare_ns, entry->compare_ns);
+  return result;
+}
+
+}  // namespace cuvil::agent

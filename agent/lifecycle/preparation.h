@@ -1,0 +1,37 @@
+#pragma once
+
+#include <Python.h>
+
+#include <memory>
+
+#include "agent/capture.h"
+#include "agent/lifecycle/module_table.h"
+#include "agent/lifecycle/plan_entry.h"
+#include "agent/lifecycle/signature_book.h"
+
+namespace cuvil::agent {
+
+// The real calls that bring a signature from nothing to a plan that serves. Each runs the original exactly once and
+// returns what it returned, null with its exception included; bookkeeping never changes either.
+//
+// Threads: GIL held on entry and exit. `callable` is the intercepted function.
+
+// Traces the call and hands the capture on to be built. No trace may be active on any thread.
+PyObject* TraceCall(ModuleState& state, PyObject* callable, const CallArgs& call, uint64_t hash,
+                    SignatureBook::Mode mode) noexcept;
+
+// Runs plan and original side by side and puts the plan into service if they agree. The entry fits the call and is
+// kBuilt. Returns the original's result.
+PyObject* CompareCall(ModuleState& state, PyObject* callable, const CallArgs& call,
+                      const std::shared_ptr<PlanEntry>& entry) noexcept;
+
+// Takes an entry whose plan could not be built, or was wrong, out of service for good.
+void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal);
+
+// One internal failure: counted, and logged once per place.
+void NoteFault(const CallArgs& call, const char* stage, std::string_view message) noexcept;
+
+// The module's class, as the log names it.
+std::string ModuleName(PyObject* module);
+
+}  // namespace cuvil::agent
