@@ -432,8 +432,8 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
         PyErr_Clear();  // the call itself is about to raise
         return;
       }
-      // State that the call itself has set is no part of the surroundings.
-      if (!ambient_changed_) heap_.TouchCall(callable, values.get(), result.get());
+      // State that the call itself set and read back compares unequal at the end: refused.
+      heap_.TouchCall(callable, values.get(), result.get());
       return;
     }
     case CallModel::kLock:
@@ -443,8 +443,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       --locks_held_;
       return;
     case CallModel::kAmbientSet:
-      ambient_changed_ = true;
-      return;
+      return;  // operators in between are checked by the recorder, the end of the trace compares the whole state
     case CallModel::kGetAttr:
     case CallModel::kHasAttr:
       if (argument(0) != nullptr && argument(1) != nullptr && PyUnicode_Check(argument(1))) {

@@ -170,6 +170,8 @@ constexpr Row kRows[] = {
     {"torch", "clear_autocast_cache", CallModel::kAmbientSet},
     {"torch", "tensor", CallModel::kTensorMake},
     {"torch", "as_tensor", CallModel::kTensorMake},
+    {"torch", "asarray", CallModel::kTensorMake},
+    {"torch", "_from_blob", CallModel::kDenied, "wraps foreign memory"},
     {"torch", "scalar_tensor", CallModel::kTensorOp},
     {"torch", "from_numpy", CallModel::kDenied, "wraps memory that Python can write"},
     {"torch", "frombuffer", CallModel::kDenied, "wraps memory that Python can write"},
@@ -223,6 +225,12 @@ constexpr Row kTensorMethods[] = {
     {"", "is_set_to", CallModel::kDenied, "compares storages"},
     {"", "_is_view", CallModel::kPure},
     {"", "type", CallModel::kTensorOp},
+    {"", "new", CallModel::kTensorMake},
+    {"", "_fix_weakref", CallModel::kDenied, "changes reference bookkeeping"},
+    {"", "_use_count", CallModel::kDenied, "counts references"},
+    {"", "_view_func", CallModel::kDenied, "replays a view"},
+    {"", "_view_func_unsafe", CallModel::kDenied, "replays a view"},
+    {"", "_rev_view_func_unsafe", CallModel::kDenied, "replays a view"},
 };
 
 struct KeyHash {

@@ -101,8 +101,7 @@ bool Tracer::TouchContent(PyObject* object) {
     return TouchContent(mapping);
   }
   if (IsTensor(object)) return true;  // its data is only reached by operators or by functions that are denied
-  if (PyIter_Check(object) || type == Types().deque || type == &PyByteArray_Type ||
-      type == &PyMemoryView_Type) {
+  if (PyIter_Check(object) || type == Types().deque || type == &PyByteArray_Type || type == &PyMemoryView_Type) {
     TouchOpaque(object);
     return true;
   }

@@ -459,6 +459,7 @@ PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs)
 }
 
 bool OpRecorder::ReadsConstant(const Overload& overload, PyObject* args, PyObject* kwargs) {
+  if (cir::IsMetadataQuery(overload.schema)) return skip_ = true;
   if (!overload.schema.returns_non_tensor) return false;
   if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) return false;
   bool any = false;
@@ -510,23 +511,6 @@ void OpRecorder::Record(const Overload& overload, PyObject* args, PyObject* kwar
     }
     operands->push_back(std::move(operand));
   }
-  for (size_t i = 0; i < schema.arguments.size(); ++i) {
-    if (!schema.arguments[i].is_written) continue;
-    auto check = [&](cir::ValueId id) {
-      const cir::Value& value = graph_.graph().value(id);
-      size_t storage = value.storage.index;
-      if (storage < storage_is_old_.size() && storage_is_old_[storage]) {
-        tracer_->Refuse("tensor-write", absl::StrCat(schema.name, " writes to a tensor that existed before the call"),
-                        "return the new value instead of updating in place");
-      }
-    };
-    if (const auto* id = std::get_if<cir::ValueId>(&(*operands)[i])) check(*id);
-    if (const auto* list = std::get_if<cir::ValueList>(&(*operands)[i])) {
-      for (const std::optional<cir::ValueId>& id : *list) {
-        if (id) check(*id);
-      }
-    }
-  }
   if ((mode_bits_ & 1) != 0 && (mode_bits_ & 2) == 0) {
     for (const cir::Operand& operand : *operands) {
       auto requires_grad = [&](cir::ValueId id) { return graph_.graph().value(id).type.requires_grad; };
@@ -539,6 +523,24 @@ void OpRecorder::Record(const Overload& overload, PyObject* args, PyObject* kwar
         tracer_->Refuse("autograd", "grad mode is enabled and a tensor requires grad",
                         "call the model under torch.no_grad() or torch.inference_mode()");
         return;
+      }
+    }
+  }
+}
+
+void OpRecorder::RefuseOldWrites(const cir::Op& op) {
+  auto check = [&](cir::ValueId id) {
+    size_t storage = graph_.graph().value(id).storage.index;
+    if (storage >= storage_is_old_.size() || !storage_is_old_[storage]) return;
+    tracer_->Refuse("tensor-write", absl::StrCat(op.name, " writes to a tensor that existed before the call"),
+                    "return the new value instead of updating in place");
+  };
+  for (size_t i = 0; i < op.operands.size(); ++i) {
+    if ((op.effects.writes >> i & 1) == 0) continue;
+    if (const auto* id = std::get_if<cir::ValueId>(&op.operands[i])) check(*id);
+    if (const auto* list = std::get_if<cir::ValueList>(&op.operands[i])) {
+      for (const std::optional<cir::ValueId>& id : *list) {
+        if (id) check(*id);
       }
     }
   }
@@ -572,7 +574,8 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
   op.overload = schema.overload;
   for (const cir::SchemaArgument& argument : schema.arguments) op.kinds.push_back(argument.kind);
   op.operands = std::move(operands);
-  op.effects.writes = schema.written_arguments();
+  op.effects = cir::DeriveEffects(schema, op);
+  RefuseOldWrites(op);
   op.source = graph_.AddSource(absl::StrCat(tracer_->CurrentSource()));
 
   // Which storages the operands have, to tell views from new memory.
@@ -654,10 +657,7 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
                     "the operator runs as it is");
     return;
   }
-  if (cir::IsRandom(op)) {
-    op.effects.is_random = true;
-    has_random_ops_ = true;
-  }
+  if (op.effects.is_random) has_random_ops_ = true;
   bool random = op.effects.is_random;
   bool constant = lifted || (!random && !cir::IsUninitialized(op) && AllConstant(op.operands));
   if (!constant && cir::HasDynamicShape(graph_.graph(), op)) {

@@ -67,6 +67,7 @@ class OpRecorder final : public ConstantTensors {
 
   static const Overload* Describe(PyObject* overload);
   void Record(const Overload& overload, PyObject* args, PyObject* kwargs, std::vector<cir::Operand>* operands);
+  void RefuseOldWrites(const cir::Op& op);
   void RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result);
   // An operator that hands data to Python, all of it constant: its result is a constant of the trace.
   bool ReadsConstant(const Overload& overload, PyObject* args, PyObject* kwargs);

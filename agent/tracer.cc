@@ -78,6 +78,10 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
       Refuse("frame", absl::StrCat("a frame cannot be watched: ", why_not),
              "generators that were started before the call cannot be followed", true);
     }
+    if (PyObject* generator = frame.generator(); generator != nullptr && generators_.count(generator) == 0) {
+      Refuse("generator-state", "resumes a generator that was made before the call",
+             "make generators inside of the call");
+    }
     if (frame.function() != nullptr && !frame.resumed()) {
       heap_.TouchFunction(reinterpret_cast<PyObject*>(frame.function()));
     }
@@ -89,6 +93,11 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
 void Tracer::OnFrameExit(const FrameView& frame, bool) noexcept {
   // A frame whose entry was not announced (none is known) must not unbalance the stack.
   if (!frames_.empty() && frames_.back().id == frame.id()) frames_.pop_back();
+}
+
+void Tracer::OnFrameLeave(const FrameView& frame, FrameExit exit, PyObject* result) noexcept {
+  if (exit == FrameExit::kReturned && frame.creates_generator() && result != nullptr) generators_.insert(result);
+  OnFrameExit(frame, exit == FrameExit::kRaised);
 }
 
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {

@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,7 @@ class Tracer final : public ProbeSink {
   void OnFrameEnter(const FrameView& frame, bool instrumented, const char* why_not) noexcept override;
   void OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept override;
   void OnFrameExit(const FrameView& frame, bool raised) noexcept override;
+  void OnFrameLeave(const FrameView& frame, FrameExit exit, PyObject* result) noexcept override;
 
   // The first refusal wins. The location is the instruction probed last.
   void Refuse(const char* code, std::string message, const char* advice, bool retry = false);
@@ -147,8 +149,9 @@ class Tracer final : public ProbeSink {
   Refusal refusal_;
   std::vector<Frame> frames_;
   bool compared_identity_ = false;
-  bool ambient_changed_ = false;
   int locks_held_ = 0;
+  // Generators made by the call, by address: one that is older cannot live at the same place.
+  std::unordered_set<PyObject*> generators_;
 
   std::vector<trace::SourceLocation> sources_;
   // (code, offset) of the innermost frame and of the innermost frame outside of torch.

@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include "agent/capture_debug.h"
 #include "agent/doctor.h"
 #include "agent/instrument_debug.h"
 #include "agent/plan_debug.h"
@@ -13,6 +14,7 @@ constexpr int (*kRegistrations[])(PyObject* module) = {
     cuvil::agent::RegisterDoctor,
     cuvil::agent::RegisterInstrumentDebug,
     cuvil::agent::RegisterPlanDebug,
+    cuvil::agent::RegisterCaptureDebug,
 };
 
 PyModuleDef kDefinition = {
