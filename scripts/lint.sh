@@ -10,11 +10,11 @@ failed=0
 sources() { git ls-files --cached --others --exclude-standard "$@" | while read -r file; do [[ -f "$file" ]] && echo "$file"; done; }
 
 if [[ "${2:-}" == --fix ]]; then
-  sources '*.cc' '*.h' '*.def' '*.c' | xargs --no-run-if-empty clang-format -i
+  sources '*.cc' '*.h' '*.c' | xargs --no-run-if-empty clang-format -i
   "$bin/ruff" check --quiet --fix . || true
   "$bin/ruff" format --quiet .
 fi
-sources '*.cc' '*.h' '*.def' '*.c' | xargs --no-run-if-empty clang-format --dry-run --Werror || failed=1
+sources '*.cc' '*.h' '*.c' | xargs --no-run-if-empty clang-format --dry-run --Werror || failed=1
 "$bin/ruff" check --output-format=concise . || failed=1
 "$bin/ruff" format --check . || failed=1
 "$bin/mypy" || failed=1
