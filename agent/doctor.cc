@@ -6,9 +6,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "agent/boundary.h"
+#include "agent/interpreter_self_test.h"
 #include "agent/py_ref.h"
+#include "agent/tensor_bridge.h"
 #include "jit/probe_kernel.h"
 #include "scheduler/machine_report.h"
+#include "scheduler/torch/torch_api.h"
 
 namespace cuvil::agent {
 namespace {
@@ -41,6 +44,23 @@ PyObject* LlvmSelfTest(PyObject*, PyObject*) noexcept {
                                          probe->host.name.c_str(), "features", probe->host.features.c_str(),
                                          "vector_width_bytes", probe->host.vector_width_bytes, "compile_ns",
                                          static_cast<long long>(probe->compile_ms * 1e6)));
+  });
+}
+
+// "" for OK, else the one sentence.
+OwnedRef Sentence(const absl::Status& status) {
+  const absl::string_view message = status.ok() ? absl::string_view() : status.message();
+  return OwnedRef::Steal(PyUnicode_FromStringAndSize(message.data(), static_cast<Py_ssize_t>(message.size())));
+}
+
+PyObject* InterpreterSelfTestBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] { return Sentence(InterpreterSelfTest()); });
+}
+
+PyObject* TorchSelfTestBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] {
+    if (const auto api = torch_abi::TorchApi::Load(); !api.ok()) return Sentence(api.status());
+    return Sentence(TensorBridge::Calibrate().status());
   });
 }
 
@@ -108,6 +128,9 @@ PyObject* MachineReport(PyObject*, PyObject*) noexcept {
 PyMethodDef kMethods[] = {
     {"build_info", BuildInfo, METH_NOARGS, "What this binary was made from."},
     {"llvm_self_test", LlvmSelfTest, METH_NOARGS, "Compiles and runs one kernel; RuntimeError if that fails."},
+    {"interpreter_self_test", InterpreterSelfTestBinding, METH_NOARGS,
+     "What is unexpected in this interpreter, or ''."},
+    {"torch_self_test", TorchSelfTestBinding, METH_NOARGS, "What is unexpected in the imported torch, or ''."},
     {"machine_report", MachineReport, METH_NOARGS, "The CUDA driver, optional libraries and memory nodes."},
     {nullptr, nullptr, 0, nullptr},
 };

