@@ -1,16 +1,22 @@
 #include "agent/plan_debug.h"
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
+#include "agent/gil.h"
 #include "agent/py_ref.h"
+#include "agent/python_steps.h"
 #include "agent/tensor_bridge.h"
 #include "jit/cir/op_traits.h"
 #include "jit/cir/schema.h"
 #include "jit/cir/text.h"
 #include "jit/cir/verifier.h"
+#include "scheduler/execution_plan.h"
+#include "scheduler/plan_executor.h"
 #include "scheduler/torch/torch_api.h"
 
 namespace cuvil::agent {
@@ -136,12 +142,128 @@ PyObject* ReadTensorMeta(PyObject*, PyObject* argument) noexcept {
   });
 }
 
+constexpr char kPlanCapsule[] = "cuvil.plan";
+using PlanPointer = std::shared_ptr<const scheduler::ExecutionPlan>;
+
+void DestroyPlan(PyObject* capsule) {
+  const auto plan =
+      std::unique_ptr<PlanPointer>(static_cast<PlanPointer*>(PyCapsule_GetPointer(capsule, kPlanCapsule)));
+}
+
+absl::StatusOr<PlanPointer> PlanArgument(PyObject* argument) {
+  if (PyCapsule_IsValid(argument, kPlanCapsule) == 0) return absl::InvalidArgumentError("a plan is expected");
+  return *static_cast<PlanPointer*>(PyCapsule_GetPointer(argument, kPlanCapsule));
+}
+
+// Borrows from a list or tuple of tensors.
+absl::StatusOr<std::vector<torch_abi::TensorRef>> TensorArguments(const TensorBridge& bridge, PyObject* sequence) {
+  if (PyList_Check(sequence) == 0 && PyTuple_Check(sequence) == 0) {
+    return absl::InvalidArgumentError("a list or tuple of tensors is expected");
+  }
+  std::vector<torch_abi::TensorRef> tensors;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
+    if (!bridge.IsTensor(item)) return absl::InvalidArgumentError("a list or tuple of tensors is expected");
+    tensors.push_back(bridge.FromPyObject(item));
+  }
+  return tensors;
+}
+
+// _plan_build(cir_text, constants, unboxed, fold) -> plan
+PyObject* PlanBuild(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const char* text = nullptr;
+    PyObject* constants = nullptr;
+    int unboxed = 1;
+    int fold = 1;
+    if (PyArg_ParseTuple(arguments, "sO|pp", &text, &constants, &unboxed, &fold) == 0) return OwnedRef();
+    const auto api = LoadedApi();
+    if (!api.ok()) return api.status();
+    const auto bridge = CalibratedBridge();
+    if (!bridge.ok()) return bridge.status();
+    auto graph = cir::Parse(text);
+    if (!graph.ok()) return graph.status();
+    const auto tensors = TensorArguments(**bridge, constants);
+    if (!tensors.ok()) return tensors.status();
+    PythonSteps steps(*bridge, *api);
+    scheduler::BuildOptions options;
+    for (const torch_abi::TensorRef tensor : *tensors) options.constants.push_back((*api)->NewReference(tensor));
+    options.materializer = &steps;
+    options.allow_unboxed = unboxed != 0;
+    options.fold_constants = fold != 0;
+    auto plan = scheduler::ExecutionPlan::Build(*std::move(graph), *api, std::move(options));
+    if (!plan.ok()) return plan.status();
+    auto holder = std::make_unique<PlanPointer>(*std::move(plan));
+    OwnedRef capsule = OwnedRef::Steal(PyCapsule_New(holder.get(), kPlanCapsule, DestroyPlan));
+    if (capsule) holder.release();  // NOLINT(bugprone-unused-return-value): the capsule owns it
+    return capsule;
+  });
+}
+
+// _plan_run(plan, inputs, captured, count=1) -> (outputs of the last run, ns per run)
+PyObject* PlanRun(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    PyObject* capsule = nullptr;
+    PyObject* input_list = nullptr;
+    PyObject* captured_list = nullptr;
+    long long count = 1;  // NOLINT: PyArg_ParseTuple's type
+    if (PyArg_ParseTuple(arguments, "OOO|L", &capsule, &input_list, &captured_list, &count) == 0) return OwnedRef();
+    const auto api = LoadedApi();
+    if (!api.ok()) return api.status();
+    const auto bridge = CalibratedBridge();
+    if (!bridge.ok()) return bridge.status();
+    const auto plan = PlanArgument(capsule);
+    if (!plan.ok()) return plan.status();
+    const auto inputs = TensorArguments(**bridge, input_list);
+    if (!inputs.ok()) return inputs.status();
+    const auto captured = TensorArguments(**bridge, captured_list);
+    if (!captured.ok()) return captured.status();
+
+    PythonSteps steps(*bridge, *api);
+    std::vector<torch_abi::OwnedTensor> outputs;
+    absl::Status status;
+    double ns = 0;
+    {
+      const GilRelease released;
+      const auto start = std::chrono::steady_clock::now();
+      for (long long i = 0; i < count && status.ok(); ++i) {  // NOLINT
+        status = scheduler::PlanExecutor::Run(**plan, *inputs, *captured, &outputs, &steps);
+      }
+      const std::chrono::duration<double, std::nano> elapsed = std::chrono::steady_clock::now() - start;
+      ns = elapsed.count() / static_cast<double>(count);
+    }
+    if (!status.ok()) return status;
+    const OwnedRef list = OwnedRef::Steal(PyList_New(0));
+    for (torch_abi::OwnedTensor& output : outputs) {
+      const OwnedRef tensor = OwnedRef::Steal((*bridge)->ToPyObject(std::move(output)));
+      if (!list || !tensor || PyList_Append(list.get(), tensor.get()) < 0) return OwnedRef();
+    }
+    return OwnedRef::Steal(Py_BuildValue("(Od)", list.get(), ns));
+  });
+}
+
+// _plan_describe(plan) -> {"dump": str, "steps": int, "unboxed": int, ..., "arena": int, "separate": int}
+PyObject* PlanDescribe(PyObject*, PyObject* argument) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const auto plan = PlanArgument(argument);
+    if (!plan.ok()) return plan.status();
+    const scheduler::PlanCounts& counts = (*plan)->counts();
+    const memory::MemoryPlan& memory = (*plan)->memory_plan();
+    return OwnedRef::Steal(Py_BuildValue(
+        "{s:s,s:n,s:I,s:I,s:I,s:I,s:I,s:I,s:n,s:n,s:n,s:n}", "dump", (*plan)->Dump().c_str(), "steps",
+        static_cast<Py_ssize_t>((*plan)->steps().size()), "unboxed", counts.unboxed, "dispatcher", counts.dispatcher,
+        "clones", counts.clones, "python", counts.python, "elided", counts.elided, "folded", counts.folded, "arena",
+        static_cast<Py_ssize_t>(memory.high_water_bytes), "separate", static_cast<Py_ssize_t>(memory.sum_bytes),
+        "subgraphs", static_cast<Py_ssize_t>((*plan)->partition().subgraphs.size()), "width",
+        static_cast<Py_ssize_t>((*plan)->partition().max_width)));
+  });
+}
+
 PyMethodDef kMethods[] = {
-    {"_cir_roundtrip", CirRoundtrip, METH_O, nullptr},
-    {"_cir_schema", CirSchema, METH_O, nullptr},
-    {"_torch_boundary", TorchBoundary, METH_NOARGS, nullptr},
-    {"_tensor_meta", ReadTensorMeta, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
+    {"_cir_roundtrip", CirRoundtrip, METH_O, nullptr}, {"_cir_schema", CirSchema, METH_O, nullptr},
+    {"_plan_build", PlanBuild, METH_VARARGS, nullptr}, {"_plan_run", PlanRun, METH_VARARGS, nullptr},
+    {"_plan_describe", PlanDescribe, METH_O, nullptr}, {"_torch_boundary", TorchBoundary, METH_NOARGS, nullptr},
+    {"_tensor_meta", ReadTensorMeta, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace

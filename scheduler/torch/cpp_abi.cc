@@ -28,13 +28,16 @@ uint64_t CallAs(void* function, const uint64_t* words) {
 }  // namespace
 
 uint64_t CallWords(void* function, const uint64_t* words, int num_stack, bool uses_vector) {
-  if (num_stack == 0) {
-    return uses_vector ? CallAs<kNumVector, 0>(function, words) : CallAs<0, 0>(function, words);
+  switch (StackWordsRead(num_stack)) {
+    case 0:
+      return uses_vector ? CallAs<kNumVector, 0>(function, words) : CallAs<0, 0>(function, words);
+    case 4:
+      return CallAs<kNumVector, 4>(function, words);
+    case 12:
+      return CallAs<kNumVector, 12>(function, words);
+    case kMaxStack:
+      return CallAs<kNumVector, kMaxStack>(function, words);
   }
-  // Words beyond the callee's own are garbage that it never looks at; the caller pops them.
-  if (num_stack <= 4) return CallAs<kNumVector, 4>(function, words);
-  if (num_stack <= 12) return CallAs<kNumVector, 12>(function, words);
-  if (num_stack <= kMaxStack) return CallAs<kNumVector, kMaxStack>(function, words);
   std::abort();  // The packer's user checks the limit.
 }
 

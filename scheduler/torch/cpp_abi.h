@@ -93,6 +93,15 @@ class ArgumentPacker {
   std::vector<uint64_t> words_;
 };
 
+// How many words of stack CallWords passes for a callee that takes `num_stack`: function types are made for a few sizes
+// only. Words beyond the callee's own are never looked at; the caller pops them.
+constexpr int StackWordsRead(int num_stack) {
+  if (num_stack == 0) return 0;
+  if (num_stack <= 4) return 4;
+  if (num_stack <= 12) return 12;
+  return kMaxStack;
+}
+
 // Calls `function` with the words; `num_stack` of them follow the registers. Gives what the callee left in the first
 // result register. May throw what the callee throws.
 uint64_t CallWords(void* function, const uint64_t* words, int num_stack, bool uses_vector);

@@ -69,7 +69,8 @@ class UnboxedCallBuilder {
     call_.num_stack_ = packer_.num_stack();
     call_.uses_vector_ = packer_.uses_vector();
     call_.words_ = std::move(packer_).Take();
-    call_.words_.resize(kMaxWords, 0);
+    // What CallWords reads beyond the callee's own words.
+    call_.words_.resize(static_cast<size_t>(kFirstStack + StackWordsRead(call_.num_stack_)), 0);
     return std::move(call_);
   }
 
@@ -407,8 +408,7 @@ absl::StatusOr<UnboxedCall> UnboxedCall::Create(const TorchApi& api, const cir::
 
 absl::Status UnboxedCall::Invoke(const TorchApi& api, void** cells) const {
   uint64_t words[kMaxWords];
-  const size_t num_words = static_cast<size_t>(num_stack_ == 0 ? kFirstStack : kMaxWords);
-  std::memcpy(words, words_.data(), num_words * sizeof(uint64_t));
+  std::memcpy(words, words_.data(), words_.size() * sizeof(uint64_t));
 
   std::array<uint64_t, kInlineScratch> inline_scratch;
   std::unique_ptr<uint64_t[]> heap_scratch;

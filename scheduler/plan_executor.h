@@ -1,0 +1,30 @@
+// Runs an execution plan on the calling thread.
+//
+// Threads:   any number at once, on one plan or many; no lock, no shared state. The thread's own grad mode, inference
+//            mode, autocast and generators apply, as in eager.
+// GIL:       the caller's business; should be released. Only the callback takes it.
+// Ownership: borrows inputs and captured tensors, which the caller keeps alive; outputs are new references.
+// Errors:    Aborted, Internal  an operator failed; the message names it and its source line. Everything the run made
+//                               is released, `outputs` is left empty. What in-place operators wrote stays written.
+//            FailedPrecondition a Python step without a callback
+//            InvalidArgument    another number of inputs or captured tensors than the plan has
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "scheduler/execution_plan.h"
+#include "scheduler/python_step.h"
+#include "scheduler/torch/handles.h"
+
+namespace cuvil::scheduler {
+
+class PlanExecutor {
+ public:
+  static absl::Status Run(const ExecutionPlan& plan, absl::Span<const torch_abi::TensorRef> inputs,
+                          absl::Span<const torch_abi::TensorRef> captured, std::vector<torch_abi::OwnedTensor>* outputs,
+                          PythonStepCallback* python_steps = nullptr);
+};
+
+}  // namespace cuvil::scheduler
