@@ -295,7 +295,7 @@ void Tracer::GetSuperAttr(PyObject* start_type, PyObject* object, PyObject* name
     auto* type = reinterpret_cast<PyTypeObject*>(candidate);
     PyObject* found = heap_.TouchType(type, name);
     if (found == nullptr) continue;
-    PyObject* own = type->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(type->tp_dict, name);
+    PyObject* own = PyDict_GetItemWithError(TypeNamespace(type), name);
     if (own == nullptr) continue;
     if (Py_TYPE(own)->tp_descr_set != nullptr) GetDescriptor(object, own);
     return;

@@ -138,7 +138,7 @@ void Tracer::Call(PyObject* callable, const Arguments& args) {
     if (PyCFunction_Check(callable)) {
       self = PyCFunction_GET_SELF(callable);
       if (self != nullptr && PyModule_Check(self)) self = nullptr;
-    } else if (type == &_PyMethodWrapper_Type) {
+    } else if (type == Types().method_wrapper) {
       OwnedRef bound = OwnedRef::Steal(PyObject_GetAttrString(callable, "__self__"));
       self = bound.get();  // borrowed from the wrapper
     } else if (args.count > 0) {

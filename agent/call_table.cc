@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
+#include "agent/cpython_compat.h"
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
 
@@ -311,7 +312,7 @@ const void* CImplementation(PyObject* callable) {
     return reinterpret_cast<PyMethodDescrObject*>(callable)->d_method;
   }
   if (type == &PyWrapperDescr_Type) return reinterpret_cast<PyWrapperDescrObject*>(callable)->d_wrapped;
-  if (type == &_PyMethodWrapper_Type) {
+  if (type == Types().method_wrapper) {
     return reinterpret_cast<BoundSlotWrapper*>(callable)->descriptor->d_wrapped;
   }
   return nullptr;
@@ -357,6 +358,9 @@ absl::Status BuildCallTable() {
     }
     *row.slot = reinterpret_cast<PyTypeObject*>(type.release());  // immortal with the table
   }
+  OwnedRef bound = OwnedRef::Steal(PyObject_GetAttrString(Py_None, "__str__"));
+  if (!bound) return absl::InternalError("None has no __str__");
+  types.method_wrapper = Py_TYPE(bound.get());
   MutableTypes() = types;
 
   // Slot wrappers of `object`: the generic attribute protocol spelled out, as in super().__setattr__(…).
@@ -395,10 +399,10 @@ absl::Status BuildCallTable() {
     if (!object) object = Resolve("torch", path);
     if (object) AddMissing(object.get(), {CallModel::kTensorOp, nullptr, nullptr, path});
   }
-  AddNamespace(reinterpret_cast<PyTypeObject*>(tensor_base.get())->tp_dict, CallModel::kTensorOp, Types().tensor);
+  AddNamespace(TypeNamespace(reinterpret_cast<PyTypeObject*>(tensor_base.get())), CallModel::kTensorOp, Types().tensor);
   OwnedRef functions = Resolve("torch._C", "_VariableFunctionsClass");
   if (functions) {
-    AddNamespace(reinterpret_cast<PyTypeObject*>(functions.get())->tp_dict, CallModel::kTensorOp, nullptr);
+    AddNamespace(TypeNamespace(reinterpret_cast<PyTypeObject*>(functions.get())), CallModel::kTensorOp, nullptr);
   }
   for (const char* name : {"_nn", "_linalg", "_fft", "_special", "_sparse", "_nested"}) {
     OwnedRef module = Resolve("torch._C", name);
@@ -421,11 +425,11 @@ absl::Status BuildCallTable() {
       &PyBaseObject_Type, Types().size,        Types().dtype,
       Types().device,     Types().deque,       Types().defaultdict,
       &PyGen_Type,        &PyCoro_Type,        reinterpret_cast<PyTypeObject*>(PyExc_BaseException)};
-  for (PyTypeObject* type : containers) AddNamespace(type->tp_dict, CallModel::kContainerMethod, type);
+  for (PyTypeObject* type : containers) AddNamespace(TypeNamespace(type), CallModel::kContainerMethod, type);
   const char* pure_types[][2] = {{"re", "Pattern"}, {"re", "Match"}, {"functools", "partial"}};
   for (auto& row : pure_types) {
     OwnedRef type = Resolve(row[0], row[1]);
-    if (type) AddNamespace(reinterpret_cast<PyTypeObject*>(type.get())->tp_dict, CallModel::kPure, nullptr);
+    if (type) AddNamespace(TypeNamespace(reinterpret_cast<PyTypeObject*>(type.get())), CallModel::kPure, nullptr);
   }
   PyErr_Clear();
   return absl::OkStatus();

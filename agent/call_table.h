@@ -84,6 +84,7 @@ struct TorchTypes {
   PyTypeObject* partial = nullptr;
   PyTypeObject* deque = nullptr;
   PyTypeObject* defaultdict = nullptr;
+  PyTypeObject* method_wrapper = nullptr;  // of bound slot wrappers, such as None.__str__
   PyTypeObject* finfo = nullptr;
   PyTypeObject* iinfo = nullptr;
 };

@@ -61,6 +61,16 @@ uint32_t TypeTag(PyTypeObject* type) noexcept {
   return type->tp_version_tag;
 }
 
+PyObject* TypeNamespace(PyTypeObject* type) noexcept {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyObject* dict = PyType_GetDict(type);
+  Py_XDECREF(dict);  // the type owns it
+  return dict;
+#else
+  return type->tp_dict;
+#endif
+}
+
 PyDictObject* InstanceDict(PyObject* object) noexcept {
   // A class keeps its attributes behind its type tag; its __dict__ is not an attribute store that Python can reach.
   if (PyType_Check(object)) return nullptr;

@@ -247,6 +247,9 @@ inline uint32_t CurrentTypeTag(const PyTypeObject* type) noexcept { return type-
 // Assigns a tag if the type has none; 0: the interpreter gives this type none any more, so it cannot be guarded.
 uint32_t TypeTag(PyTypeObject* type) noexcept;
 
+// The type's own namespace, without its bases'; on 3.12+ builtin types keep it outside of tp_dict. Borrowed.
+PyObject* TypeNamespace(PyTypeObject* type) noexcept;
+
 // The object's __dict__, materialised and detached from the object's inline values, so that every later attribute
 // store moves its tag (python/cpython#125608: on 3.13.0 a store through inline values moves none). Null: the type has
 // no __dict__, or it could not be made (an exception raised on the way is cleared).

@@ -70,7 +70,10 @@ void Tracer::TouchSpecial(PyObject* object, const char* method) {
   heap_.TouchType(Py_TYPE(object), InternedName(method));
 }
 
-void Tracer::TouchOpaque(PyObject* object) { heap_.TouchOpaque(object); }
+void Tracer::TouchOpaque(PyObject* object) {
+  heap_.set_source(CurrentSource());
+  heap_.TouchOpaque(object);
+}
 
 bool Tracer::TouchContent(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
@@ -99,6 +102,11 @@ bool Tracer::TouchContent(PyObject* object) {
   if (type == &PyDictProxy_Type) {
     PyObject* mapping = reinterpret_cast<MappingProxy*>(object)->mapping;
     return TouchContent(mapping);
+  }
+  if (PyObject_TypeCheck(object, Types().generator)) {
+    Refuse("generator", "draws from a torch.Generator object of its own",
+           "use the default generator (torch.manual_seed) inside of models");
+    return true;
   }
   if (IsTensor(object)) return true;  // its data is only reached by operators or by functions that are denied
   if (PyIter_Check(object) || type == Types().deque || type == &PyByteArray_Type || type == &PyMemoryView_Type) {

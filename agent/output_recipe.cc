@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
+#include "agent/cpython_compat.h"
 #include "agent/input_signature.h"
 #include "agent/op_recorder.h"
 
@@ -32,7 +33,7 @@ bool SlotsOf(PyTypeObject* type, std::vector<Py_ssize_t>* offsets) {
     PyObject* key;
     PyObject* value;
     Py_ssize_t position = 0;
-    while (PyDict_Next(base->tp_dict, &position, &key, &value)) {
+    while (PyDict_Next(TypeNamespace(base), &position, &key, &value)) {
       if (Py_TYPE(value) != &PyMemberDescr_Type) continue;
       PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(value)->d_member;
       if (member->type != T_OBJECT && member->type != T_OBJECT_EX) return false;
