@@ -34,6 +34,13 @@ Adoption::Choice Adoption::Next() {
   return {path, true};
 }
 
+uint32_t Adoption::Skip(uint32_t calls) {
+  if (round_open_ || policy_ == Policy::kAlways) return 0;
+  const uint64_t skipped = std::min<uint64_t>(calls, calls_until_round_ - 1);
+  calls_until_round_ -= skipped;
+  return static_cast<uint32_t>(skipped);
+}
+
 bool Adoption::Record(Path path, uint64_t duration_ns) {
   // A call chosen before the round closed, on another thread.
   if (!round_open_) return false;

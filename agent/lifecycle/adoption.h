@@ -30,6 +30,9 @@ class Adoption {
   };
   Choice Next();
 
+  // Counts calls that are made without asking, at most `calls` and never past the next round; returns how many.
+  uint32_t Skip(uint32_t calls);
+
   // Reports one timed call. Returns true iff the verdict changed or was reached for the first time.
   bool Record(Path path, uint64_t duration_ns);
 

@@ -6,6 +6,7 @@
 #include "agent/boundary.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/activation.h"
+#include "agent/lifecycle/captured_plan.h"
 #include "agent/lifecycle/explain.h"
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
@@ -178,6 +179,8 @@ PyMethodDef kMethods[] = {
 };
 
 }  // namespace
+
+int RegisterLifecycle(PyObject* module) noexcept { return RegisterLifecycleWith(module, CaptureTracer()); }
 
 int RegisterLifecycleWith(PyObject* module, const Tracer& tracer) noexcept {
   TheLifecycle().tracer = tracer;

@@ -36,11 +36,15 @@ enum class Action {
 struct Decision {
   Action action = Action::kOriginal;
   EntryPtr entry;
-  size_t index = 0;    // of the entry in its list
-  bool timed = false;  // kPlan: report the time
-  uint64_t hash = 0;   // kTrace
+  size_t index = 0;       // of the entry in its list
+  bool timed = false;     // kPlan: report the time
+  uint64_t start_ns = 0;  // kPlan, if timed: when the call arrived
+  uint64_t hash = 0;      // kTrace
   SignatureBook::Mode mode = SignatureBook::Mode::kInference;
 };
+
+// A module whose only plan is retired is not looked at for so many calls at a time.
+constexpr uint32_t kMaxIdleCalls = 100;
 
 // One guard check in sixteen is timed: a clock costs as much as ten guards.
 constexpr uint64_t kGuardSampleMask = 15;
@@ -99,7 +103,10 @@ bool DecideByEntry(ModuleState& state, const CallArgs& call, const EntryPtr& ent
     // Guards of a plan that is out of use are not worth their time, until it is measured again.
     if (!entry->plan->MatchesInputs(call)) return false;
     reopened = entry->adoption.Next();
-    if (reopened->path == Adoption::Path::kEager) return true;
+    if (reopened->path == Adoption::Path::kEager) {
+      if (state.plans.size() == 1) state.idle_calls = entry->adoption.Skip(kMaxIdleCalls);
+      return true;
+    }
   }
   Fit fit;
   if (!GuardsFit(*entry, call, &fit)) {
@@ -148,6 +155,10 @@ absl::Status Decide(Lifecycle& lifecycle, const CallArgs& call, ModuleState** fo
     decision->action = Action::kChildren;
     return absl::OkStatus();
   }
+  if (state->idle_calls != 0 && prepare_session == nullptr) {
+    --state->idle_calls;
+    return absl::OkStatus();
+  }
   if (ThreadIsObserved(PyThreadState_Get())) {
     Count(lifecycle.statistics.observed);
     return absl::OkStatus();
@@ -155,6 +166,7 @@ absl::Status Decide(Lifecycle& lifecycle, const CallArgs& call, ModuleState** fo
 
   bool stale = false;
   const auto plans = state->plans.Snapshot();
+  if (!plans->empty() && lifecycle.settings.adopt == AdoptMode::kMeasure) decision->start_ns = MonotonicNs();
   const size_t recent = state->plans.most_recent();
   if (recent < plans->size()) {
     decision->index = recent;
@@ -254,7 +266,6 @@ PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf,
   }
 
   Count(lifecycle.statistics.calls);
-  const uint64_t start_ns = MonotonicNs();
   ModuleState* state = nullptr;
   Decision decision;
   const absl::Status status = ContainStatus([&] { return Decide(lifecycle, call, &state, &decision); });
@@ -269,18 +280,19 @@ PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf,
       return CompareCall(*state, callable, call, decision.entry);
     case Action::kTimedOriginal: {
       Count(lifecycle.statistics.eager);
+      // Without the matching and the guards, which eager alone would not pay for.
+      const uint64_t start_ns = MonotonicNs();
       PyObject* result = Original(callable, call, Extent::kEager);
+      const uint64_t duration_ns = MonotonicNs() - start_ns;
       const ErrorScope errors;
-      if (result != nullptr) {
-        ReportTime(call, *decision.entry, Adoption::Path::kEager, MonotonicNs() - start_ns);
-      }
+      if (result != nullptr) ReportTime(call, *decision.entry, Adoption::Path::kEager, duration_ns);
       return result;
     }
     case Action::kPlan: {
       PyObject* result = AnswerByPlan(*state, call, decision);
       if (result != nullptr) {
         if (decision.timed) {
-          ReportTime(call, *decision.entry, Adoption::Path::kPlan, MonotonicNs() - start_ns);
+          ReportTime(call, *decision.entry, Adoption::Path::kPlan, MonotonicNs() - decision.start_ns);
         }
         return result;
       }

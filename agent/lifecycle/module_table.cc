@@ -28,6 +28,7 @@ std::shared_ptr<const PlanCache<PlanEntry>::List> ModuleState::Forget(SignatureB
   refusals.clear();
   num_calls = num_planned = 0;
   refused_in_session = 0;
+  idle_calls = 0;
   return plans.Clear();
 }
 

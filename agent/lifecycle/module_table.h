@@ -37,6 +37,7 @@ struct ModuleState {
 
   OwnedRef weak;
   bool opted_out = false;
+  uint32_t idle_calls = 0;          // calls to come that run as they are: the only plan is retired
   uint64_t refused_in_session = 0;  // the cuvil.prepare() call that last saw it refused
   PlanCache<PlanEntry> plans;
   SignatureBook book;

@@ -21,10 +21,10 @@ class SignatureBook {
     uint32_t free_per_signature = 1;    // captures a signature may waste before it has to be seen more often
     uint32_t free_per_module = 4;       // the same over all of the module's signatures
     uint32_t first_refusal_calls = 16;  // calls until the first refusal is reconsidered
-    uint32_t retries = 8;               // refusals in a row that may ask for the very next call
+    uint32_t retries = 3;               // refusals in a row that may ask for the very next call
     static Options Background() { return Options(); }
     // Deterministic for tests: traced at the first call, and again at once whenever a guarded state changed.
-    static Options Sync() { return Options{1, 8, 64, 4, 8}; }
+    static Options Sync() { return Options{1, 8, 64, 4, 3}; }
   };
 
   // Calls that need gradients and calls that do not are refused for different reasons, so each kind backs off alone.

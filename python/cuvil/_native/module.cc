@@ -5,6 +5,7 @@
 #include "agent/capture_debug.h"
 #include "agent/doctor.h"
 #include "agent/instrument_debug.h"
+#include "agent/lifecycle/bindings.h"
 #include "agent/plan_debug.h"
 
 namespace {
@@ -15,6 +16,7 @@ constexpr int (*kRegistrations[])(PyObject* module) = {
     cuvil::agent::RegisterInstrumentDebug,
     cuvil::agent::RegisterPlanDebug,
     cuvil::agent::RegisterCaptureDebug,
+    cuvil::agent::RegisterLifecycle,
 };
 
 PyModuleDef kDefinition = {

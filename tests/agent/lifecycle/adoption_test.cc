@@ -111,6 +111,16 @@ TEST(AdoptionTest, ADecisionFromOutsideHoldsUntilTheNextRound) {
   EXPECT_EQ(adoption.state(), State::kRetired);
 }
 
+TEST(AdoptionTest, SkippedCallsCountAndEndBeforeTheNextRound) {
+  Adoption adoption(Adoption::Policy::kMeasure);
+  EXPECT_EQ(adoption.Skip(100), 0u) << "a round is open";
+  Play(adoption, 6, Constant(120), Constant(100));
+  ASSERT_EQ(adoption.state(), State::kRetired);
+  uint64_t calls = 0;
+  while (!adoption.Next().timed) calls += 1 + adoption.Skip(100);
+  EXPECT_EQ(calls, 1'999u);
+}
+
 TEST(AdoptionTest, CallsOfOtherThreadsThatEndLateAreIgnored) {
   Adoption adoption(Adoption::Policy::kMeasure);
   Play(adoption, 6, Constant(50), Constant(100));

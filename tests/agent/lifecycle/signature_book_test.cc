@@ -103,13 +103,13 @@ TEST(SignatureBookTest, ARefusalThatSettlesIsTriedAtTheNextCallButNotForever) {
   SignatureBook book(Options::Background());
   EXPECT_FALSE(book.ShouldTrace(1));
   int num_traces = 0;
-  for (int i = 0; i < 9; ++i) {
+  for (int i = 0; i < 4; ++i) {
     ASSERT_FALSE(book.Skip(Mode::kInference));
     ASSERT_TRUE(book.ShouldTrace(1)) << i;
     ++num_traces;
     book.Refused(1, Mode::kInference, true);
   }
-  EXPECT_EQ(num_traces, 9);
+  EXPECT_EQ(num_traces, 4);
   EXPECT_TRUE(book.Skip(Mode::kInference));
 }
 
