@@ -180,11 +180,9 @@ class Recorder:
             else:
                 is_view |= any(self.storage_id(v) in sources for v in value)
                 results.append(f"[{', '.join(self._declare(v) for v in value)}]")
-        name = op.name() if "." in op.name() else op.name()
+        name = op.name()
         flags = (" view" if is_view else "") + (" random" if random else "")
-        self.lines.append(
-            f"#{self._num_ops} {name}({', '.join(operands)}) -> ({', '.join(results)}){flags} source 0"
-        )
+        self.lines.append(f"#{self._num_ops} {name}({', '.join(operands)}) -> ({', '.join(results)}){flags} source 0")
         self._num_ops += 1
         return result
 
@@ -237,7 +235,5 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return same_bits(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
     if a.dtype.is_floating_point:
         nan = a.isnan()
-        return bool((nan == b.isnan()).all()) and bool(
-            ((a == b) & (a.signbit() == b.signbit()) | nan).all()
-        )
+        return bool((nan == b.isnan()).all()) and bool(((a == b) & (a.signbit() == b.signbit()) | nan).all())
     return torch.equal(a, b)

@@ -24,8 +24,10 @@ FIRST_SEED = int(os.environ.get("CUVIL_RANDOM_SEED", "0"))
 NUM_BATCHES = 20
 DTYPES = [torch.float32] * 6 + [torch.float64, torch.int64, torch.int32, torch.bool, torch.bfloat16, torch.complex64]
 
-UNARY = ("relu neg abs exp sigmoid tanh sin cos rsqrt silu hardswish hardsigmoid square sqrt floor erf logical_not "
-         "bitwise_not isnan sign clone contiguous detach alias gelu log1p positive").split()
+UNARY = (
+    "relu neg abs exp sigmoid tanh sin cos rsqrt silu hardswish hardsigmoid square sqrt floor erf logical_not "
+    "bitwise_not isnan sign clone contiguous detach alias gelu log1p positive"
+).split()
 IN_PLACE_UNARY = "relu_ neg_ abs_ sigmoid_ tanh_ zero_ silu_ square_ hardswish_ exp_ floor_".split()
 BINARY = "add sub mul div maximum minimum eq ne lt le gt ge pow remainder floor_divide atan2 fmod".split()
 IN_PLACE_BINARY = "add_ sub_ mul_ div_".split()
@@ -157,8 +159,14 @@ class Generator:
         if choice == 4:
             return call(aten.select.int, x, self.pick_dim(x), -1)
         if choice == 5:
-            return call(aten.slice.Tensor, x, self.pick_dim(x), self.rng.choice([None, 0, 1]),
-                        self.rng.choice([None, 2, -1]), self.rng.choice([1, 1, 2]))
+            return call(
+                aten.slice.Tensor,
+                x,
+                self.pick_dim(x),
+                self.rng.choice([None, 0, 1]),
+                self.rng.choice([None, 2, -1]),
+                self.rng.choice([1, 1, 2]),
+            )
         if choice == 6:
             return call(aten.reshape.default, x, self.rng.choice([[-1], [x.numel()], [1, -1], list(x.shape)]))
         if choice == 7:
