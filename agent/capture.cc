@@ -245,6 +245,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
   };
   TorchState state = TorchStateReader::Read();
   std::string untouched = TorchStateReader::WhyUntouched(state);
+  if (untouched.empty() && !OpRecorder::StateIsUsual()) untouched = "torch's dispatch keys are set in an unusual way";
   if (!untouched.empty()) {
     outcome.refusal = MakeRefusal("torch-mode", untouched, "the call runs as it is while that lasts", true);
     outcome.result = run();

@@ -118,6 +118,10 @@ bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, 
       *why_not = absl::StrCat("an argument is a tensor subclass, ", type->tp_name);
       return false;
     }
+    if (!IsPlainTensor(Bridge().Read(Bridge().FromPyObject(object)))) {
+      *why_not = "an argument is not a plain strided tensor (conj, neg, zero, sparse, quantized, …)";
+      return false;
+    }
     recorder->AddInput(object);
     Node& node = nodes_[position];
     node.kind = Kind::kTensor;

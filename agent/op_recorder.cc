@@ -28,16 +28,32 @@ namespace {
 constexpr char kAdviceData[] = "keep the computation in tensors (torch.where, masks) so that no value leaves them";
 constexpr char kAdviceOrigin[] = "make tensors with torch functions, outside of the model if they never change";
 
+// The dispatch keys that a thread includes and excludes, as torch's DispatchKeySet::raw_repr() gives them.
+struct KeySets {
+  uint64_t include = 0;
+  uint64_t exclude = 0;
+  bool operator==(const KeySets&) const = default;
+};
+
 struct TorchObjects {
   OwnedRef mode;  // the instance that is pushed
   OwnedRef push;
   OwnedRef pop;
-  OwnedRef below_autograd;  // the class torch._C._AutoDispatchBelowAutograd
   OwnedRef set_excluded;
-  OwnedRef autograd_keys[3];
+  OwnedRef is_excluded;
+  OwnedRef include_set;  // torch._C._dispatch_tls_local_include_set, …exclude_set
+  OwnedRef exclude_set;
+  OwnedRef force_guard;  // torch._C._ForceDispatchKeyGuard
+  OwnedRef key_set_type;
+  OwnedRef restore_snapshot;  // torch._C._RestorePythonTLSSnapshot: the state in which Python called the operator
+  OwnedRef skipped_keys[4];  // what Python's calls skip during a trace: autograd, and view and version tracking
+  KeySets normal;            // outside of autocast
+  KeySets inference;
+  uint64_t autocast_cpu = 0;
+  uint64_t autocast_cuda = 0;
   OwnedRef clone;                                      // torch.ops.aten.clone.default
-  OwnedRef guard;                                      // the active _AutoDispatchBelowAutograd, while a trace runs
   std::unordered_map<PyObject*, cir::Attr> constants;  // dtypes, layouts, memory formats
+  uint64_t plain_key_sets[2] = {};                     // of an ordinary and of an inference tensor
   TensorBridge* bridge = nullptr;
 };
 
@@ -63,14 +79,44 @@ PyMethodDef kHandler = {"__torch_dispatch__",
                         reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(HandleDispatch)), METH_FASTCALL,
                         nullptr};
 
-bool SetAutogradExcluded(bool excluded) {
-  TorchObjects& t = T();
-  for (OwnedRef& key : t.autograd_keys) {
-    OwnedRef done = OwnedRef::Steal(
-        PyObject_CallFunctionObjArgs(t.set_excluded.get(), key.get(), excluded ? Py_True : Py_False, nullptr));
-    if (!done) return false;
+bool ReadRaw(PyObject* getter, uint64_t* raw) {
+  OwnedRef set = OwnedRef::Steal(PyObject_CallNoArgs(getter));
+  OwnedRef number = set ? OwnedRef::Steal(PyObject_CallMethod(set.get(), "raw_repr", nullptr)) : OwnedRef();
+  if (!number) return false;
+  *raw = PyLong_AsUnsignedLongLong(number.get());
+  return !PyErr_Occurred();
+}
+
+bool ReadKeySets(KeySets* sets) {
+  return ReadRaw(T().include_set.get(), &sets->include) && ReadRaw(T().exclude_set.get(), &sets->exclude);
+}
+
+uint64_t RawOf(PyObject* keys, const char* name) {
+  OwnedRef key = OwnedRef::Steal(PyObject_GetAttrString(keys, name));
+  OwnedRef set = key ? OwnedRef::Steal(PyObject_CallOneArg(T().key_set_type.get(), key.get())) : OwnedRef();
+  OwnedRef number = set ? OwnedRef::Steal(PyObject_CallMethod(set.get(), "raw_repr", nullptr)) : OwnedRef();
+  return number ? PyLong_AsUnsignedLongLong(number.get()) : 0;
+}
+
+// Grad mode, inference mode and autocast as Python called the operator: inside of a handler autocast always looks off.
+uint32_t ModeBitsOfCaller() {
+  ErrorScope errors;
+  OwnedRef guard = OwnedRef::Steal(PyObject_CallNoArgs(T().restore_snapshot.get()));
+  OwnedRef entered = guard ? OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__enter__", nullptr)) : OwnedRef();
+  uint32_t bits = TorchStateReader::ModeBits();
+  if (entered) {
+    OwnedRef left = OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
   }
-  return true;
+  PyErr_Clear();
+  return bits;
+}
+
+// What a thread in this mode has when it runs eager code; autocast is told apart by its keys being excluded.
+KeySets EagerKeySets(uint32_t mode_bits) {
+  KeySets sets = (mode_bits & 2) != 0 ? T().inference : T().normal;
+  if ((mode_bits & 4) != 0) sets.exclude &= ~T().autocast_cpu;
+  if ((mode_bits & 8) != 0) sets.exclude &= ~T().autocast_cuda;
+  return sets;
 }
 
 bool IsTensorListKind(cir::ArgKind kind) {
@@ -81,6 +127,14 @@ bool IsTensorListKind(cir::ArgKind kind) {
 }  // namespace
 
 const TensorBridge& Bridge() { return *T().bridge; }
+
+bool IsPlainTensor(const TensorMeta& meta) {
+  for (uint64_t known : T().plain_key_sets) {
+    // The backend (CPU, CUDA) has the low bits; the rest is what kind of tensor it is.
+    if (((known ^ meta.key_set) & ~uint64_t{0xffff}) == 0) return true;
+  }
+  return false;
+}
 
 absl::Status OpRecorder::Initialize() {
   TorchObjects& t = T();
@@ -100,12 +154,16 @@ absl::Status OpRecorder::Initialize() {
   OwnedRef mode_type = get(dispatch, "TorchDispatchMode");
   t.push = get(c, "_push_on_torch_dispatch_stack");
   t.pop = get(c, "_pop_torch_dispatch_stack");
-  t.below_autograd = get(c, "_AutoDispatchBelowAutograd");
   t.set_excluded = get(c, "_dispatch_tls_set_dispatch_key_excluded");
+  t.is_excluded = get(c, "_dispatch_tls_is_dispatch_key_excluded");
+  t.include_set = get(c, "_dispatch_tls_local_include_set");
+  t.exclude_set = get(c, "_dispatch_tls_local_exclude_set");
+  t.force_guard = get(c, "_ForceDispatchKeyGuard");
+  t.key_set_type = get(c, "DispatchKeySet");
+  t.restore_snapshot = get(c, "_RestorePythonTLSSnapshot");
   OwnedRef keys = get(c, "DispatchKey");
-  t.autograd_keys[0] = get(keys, "AutogradFunctionality");
-  t.autograd_keys[1] = get(keys, "AutogradOther");
-  t.autograd_keys[2] = get(keys, "AutogradNestedTensor");
+  const char* names[] = {"AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"};
+  for (size_t i = 0; i < 4; ++i) t.skipped_keys[i] = get(keys, names[i]);
   OwnedRef ops = get(torch, "ops");
   OwnedRef aten = get(ops, "aten");
   OwnedRef clone = get(aten, "clone");
@@ -113,6 +171,25 @@ absl::Status OpRecorder::Initialize() {
   if (PyErr_Occurred() || !mode_type) {
     PyErr_Clear();
     return absl::UnavailableError("this torch lacks a function that tracing needs; install torch >= 2.10");
+  }
+  t.autocast_cpu = RawOf(keys.get(), "AutocastCPU");
+  t.autocast_cuda = RawOf(keys.get(), "AutocastCUDA");
+  OwnedRef inference_mode = get(torch, "inference_mode");
+  for (bool enabled : {false, true}) {
+    OwnedRef scope = inference_mode
+                         ? OwnedRef::Steal(PyObject_CallOneArg(inference_mode.get(), enabled ? Py_True : Py_False))
+                         : OwnedRef();
+    OwnedRef entered = scope ? OwnedRef::Steal(PyObject_CallMethod(scope.get(), "__enter__", nullptr)) : OwnedRef();
+    if (!entered) break;
+    ReadKeySets(enabled ? &t.inference : &t.normal);
+    OwnedRef sample = OwnedRef::Steal(PyObject_CallMethod(torch.get(), "ones", "i", 1));
+    if (sample) t.plain_key_sets[enabled ? 1 : 0] = bridge->Read(bridge->FromPyObject(sample.get())).key_set;
+    OwnedRef left = OwnedRef::Steal(PyObject_CallMethod(scope.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+    for (KeySets* sets : {&t.inference, &t.normal}) sets->exclude |= t.autocast_cpu | t.autocast_cuda;
+  }
+  if (PyErr_Occurred() || t.autocast_cpu == 0 || t.normal == t.inference) {
+    PyErr_Clear();
+    return absl::UnavailableError("torch's dispatch keys are not what tracing expects; use a released torch >= 2.10");
   }
   OwnedRef handler = OwnedRef::Steal(PyCFunction_New(&kHandler, nullptr));
   OwnedRef method = handler ? OwnedRef::Steal(PyInstanceMethod_New(handler.get())) : OwnedRef();
@@ -163,19 +240,34 @@ OpRecorder::~OpRecorder() {
   for (auto& [impl, tensor] : tensors_) Py_XDECREF(tensor.reference);
 }
 
+bool OpRecorder::StateIsUsual() {
+  KeySets now;
+  if (!ReadKeySets(&now)) {
+    PyErr_Clear();
+    return false;
+  }
+  return now == EagerKeySets(TorchStateReader::ModeBits());
+}
+
 bool OpRecorder::Start() {
   TorchObjects& t = T();
   mode_bits_ = TorchStateReader::ModeBits();
   OwnedRef pushed = OwnedRef::Steal(PyObject_CallOneArg(t.push.get(), t.mode.get()));
   if (!pushed) return false;
-  t.guard = OwnedRef::Steal(PyObject_CallNoArgs(t.below_autograd.get()));
-  if (!t.guard) {
-    ErrorScope errors;
-    OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(t.pop.get(), Py_None));
-    return false;
-  }
-  g_recorder = this;
   started_ = true;
+  g_recorder = this;
+  for (size_t i = 0; i < 4; ++i) {
+    PyObject* key = t.skipped_keys[i].get();
+    OwnedRef excluded = OwnedRef::Steal(PyObject_CallOneArg(t.is_excluded.get(), key));
+    if (excluded && excluded.get() == Py_True) continue;
+    OwnedRef done = OwnedRef::Steal(PyObject_CallFunctionObjArgs(t.set_excluded.get(), key, Py_True, nullptr));
+    if (!done) {
+      ErrorScope errors;
+      Stop();
+      return false;
+    }
+    skipped_[i] = true;
+  }
   return true;
 }
 
@@ -183,10 +275,40 @@ void OpRecorder::Stop() {
   if (!started_) return;
   started_ = false;
   ErrorScope errors;
+  TorchObjects& t = T();
+  for (size_t i = 0; i < 4; ++i) {
+    if (!std::exchange(skipped_[i], false)) continue;
+    OwnedRef done =
+        OwnedRef::Steal(PyObject_CallFunctionObjArgs(t.set_excluded.get(), t.skipped_keys[i].get(), Py_False, nullptr));
+  }
   g_recorder = nullptr;
-  T().guard.reset();
-  OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(T().pop.get(), Py_None));
-  if (!popped) PyErr_Clear();
+  OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(t.pop.get(), Py_None));
+  PyErr_Clear();
+}
+
+// The operator as eager would run it: with the dispatch keys of a thread in the present mode, from the top. What the
+// dispatcher did before it came to the handler (autocast) does nothing the second time.
+PyObject* OpRecorder::RunAsEager(const Overload& overload, PyObject* args, PyObject* kwargs, uint32_t mode_bits) {
+  static ProcessLifetime<std::unordered_map<uint32_t, std::pair<OwnedRef, OwnedRef>>> key_sets;
+  TorchObjects& t = T();
+  auto& [include, exclude] = (*key_sets)[mode_bits & ~1u];
+  if (!include) {
+    KeySets sets = EagerKeySets(mode_bits);
+    include = OwnedRef::Steal(
+        PyObject_CallMethod(t.key_set_type.get(), "from_raw_repr", "K", static_cast<unsigned long long>(sets.include)));
+    exclude = OwnedRef::Steal(
+        PyObject_CallMethod(t.key_set_type.get(), "from_raw_repr", "K", static_cast<unsigned long long>(sets.exclude)));
+    if (!include || !exclude) return nullptr;
+  }
+  OwnedRef guard =
+      OwnedRef::Steal(PyObject_CallFunctionObjArgs(t.force_guard.get(), include.get(), exclude.get(), nullptr));
+  OwnedRef entered = guard ? OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__enter__", nullptr)) : OwnedRef();
+  if (!entered) return nullptr;
+  PyObject* result = PyObject_Call(overload.callable.get(), args, kwargs);
+  ErrorScope errors;
+  OwnedRef left = OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+  PyErr_Clear();
+  return result;
 }
 
 cir::StorageId OpRecorder::StorageOf(PyObject* tensor) {
@@ -259,6 +381,12 @@ bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
     return false;
   }
   TensorMeta meta = Bridge().Read(Bridge().FromPyObject(tensor));
+  if (!IsPlainTensor(meta)) {
+    tracer_->Refuse("tensor-kind",
+                    "uses a tensor that is not plain and strided (conj, neg, zero, sparse, quantized, …)",
+                    "the call runs as it is");
+    return false;
+  }
   *value = graph_.AddCaptured(meta.ToType(), StorageOf(tensor));
   captured_.push_back(tensor);
   tracer_->heap().Hold(tensor);
@@ -429,22 +557,17 @@ PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs)
   UnobservedScope unobserved;
   const Overload* overload = Describe(object);
   std::vector<cir::Operand> operands;
+  uint32_t mode_bits = ModeBitsOfCaller();
   if (!tracer_->refused()) {
     ErrorScope errors;
-    if (TorchStateReader::ModeBits() != mode_bits_) {
+    if (mode_bits != mode_bits_) {
       tracer_->Refuse("mode-change", "operators run under another grad mode or autocast state than the call started in",
                       "set the mode around the whole call");
     } else {
       Record(*overload, args, kwargs, &operands);
     }
   }
-  // Exactly eager's execution: with autograd, if it is enabled and somebody requires grad.
-  if (!SetAutogradExcluded(false)) return nullptr;
-  PyObject* result = PyObject_Call(overload->callable.get(), args, kwargs);
-  {
-    ErrorScope errors;
-    if (!SetAutogradExcluded(true)) PyErr_Clear();
-  }
+  PyObject* result = RunAsEager(*overload, args, kwargs, mode_bits);
   if (tracer_->refused()) return result;
   if (std::exchange(skip_, false) && result != nullptr) return result;
   if (result == nullptr) {

@@ -21,9 +21,9 @@ namespace cuvil::agent {
 // Writes down every operator that the traced call runs, as Python called it: composite operators whole, below
 // autograd (docs/design/0006-torch-boundary.md).
 //
-// Works as a TorchDispatchMode with a C handler. The autograd keys are excluded for calls that come from Python, so
-// that the mode sees `linear` and not what it decomposes into; inside the handler they are restored, so that the
-// operator runs exactly as it would have.
+// Works as a TorchDispatchMode with a C handler. For calls that come from Python, autograd and the tracking of views
+// and versions are skipped, so that the mode sees `linear` and not what it decomposes into; the handler then runs the
+// operator from the top with the dispatch keys that it would have had, so that all of that happens exactly once.
 //
 // Threads: the tracing thread, GIL held.
 class OpRecorder final : public ConstantTensors {
@@ -34,6 +34,9 @@ class OpRecorder final : public ConstantTensors {
   ~OpRecorder() override;
   OpRecorder(const OpRecorder&) = delete;
   OpRecorder& operator=(const OpRecorder&) = delete;
+
+  // Whether this thread's dispatch keys are those of plain eager code. If not, nothing may be traced.
+  static bool StateIsUsual();
 
   // Pushes and pops the mode. False with an exception set if torch refuses.
   bool Start();
@@ -67,6 +70,7 @@ class OpRecorder final : public ConstantTensors {
 
   static const Overload* Describe(PyObject* overload);
   void Record(const Overload& overload, PyObject* args, PyObject* kwargs, std::vector<cir::Operand>* operands);
+  static PyObject* RunAsEager(const Overload& overload, PyObject* args, PyObject* kwargs, uint32_t mode_bits);
   void RefuseOldWrites(const cir::Op& op);
   void RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result);
   // An operator that hands data to Python, all of it constant: its result is a constant of the trace.
@@ -94,11 +98,15 @@ class OpRecorder final : public ConstantTensors {
   uint32_t mode_bits_ = 0;
   bool has_random_ops_ = false;
   bool started_ = false;
+  bool skipped_[4] = {};  // which keys Start() has excluded
   bool uninitialized_ = false;
   bool skip_ = false;                    // the operator being run is no part of the program
   std::vector<PyObject*> last_tensors_;  // tensor operands of the operator being recorded; borrowed
 };
 
 const TensorBridge& Bridge();
+
+// A strided tensor without conj, neg or zero bit, not quantized, nested or wrapped by a transform.
+bool IsPlainTensor(const TensorMeta& meta);
 
 }  // namespace cuvil::agent

@@ -16,6 +16,7 @@ struct Getters {
   PyObject* is_function_enabled = nullptr;
   PyObject* functorch_active = nullptr;
   PyObject* profiler_enabled = nullptr;  // optional
+  PyObject* forward_ad = nullptr;        // the module's dict; its _current_level is -1 outside of dual levels
   PyObject* cpu = nullptr;
   PyObject* cuda = nullptr;
 };
@@ -80,6 +81,9 @@ absl::Status TorchStateReader::Initialize() {
   OwnedRef autograd = OwnedRef::Steal(PyObject_GetAttrString(c.get(), "_autograd"));
   if (autograd) g.profiler_enabled = PyObject_GetAttrString(autograd.get(), "_profiler_enabled");
   PyErr_Clear();
+  OwnedRef forward_ad = OwnedRef::Steal(PyImport_ImportModule("torch.autograd.forward_ad"));
+  if (forward_ad) g.forward_ad = Py_NewRef(PyModule_GetDict(forward_ad.get()));
+  PyErr_Clear();
   g.cpu = PyUnicode_InternFromString("cpu");
   g.cuda = PyUnicode_InternFromString("cuda");
   return absl::OkStatus();
@@ -96,6 +100,10 @@ TorchState TorchStateReader::Read() {
   state.function_modes = CallInt(g.len_function_stack);
   state.dispatch_modes = CallInt(g.len_dispatch_stack);
   state.functorch = CallBool(g.functorch_active);
+  if (g.forward_ad != nullptr) {
+    PyObject* level = PyDict_GetItemString(g.forward_ad, "_current_level");
+    state.forward_ad = level == nullptr || !PyLong_Check(level) || PyLong_AsLong(level) >= 0;
+  }
   if (g.profiler_enabled != nullptr) state.profiler = CallBool(g.profiler_enabled);
   state.default_dtype = PyObject_CallNoArgs(g.get_default_dtype);
   if (state.default_dtype == nullptr) PyErr_Clear();
@@ -114,6 +122,7 @@ std::string TorchStateReader::WhyUntouched(const TorchState& state) {
   if (state.function_modes != 0) return "a torch function mode is active";
   if (!state.torch_function_enabled) return "torch functions are disabled on this thread";
   if (state.functorch) return "a torch.func transform is active";
+  if (state.forward_ad) return "a forward-mode AD level is active";
   if (state.profiler) return "the torch profiler is active";
   if (state.autocast_cpu || state.autocast_cuda) return "autocast is active around the call";
   return "";
