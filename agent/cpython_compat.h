@@ -122,7 +122,8 @@ enum class Op : uint8_t {
 Op Classify(int opcode, int oparg) noexcept;
 const char* OpName(Op op) noexcept;
 
-// One instruction of the original code, as a probe announces it.
+// One instruction of the original code, as a probe announces it. Instructions without a probe of their own (RESUME,
+// SEND, END_FOR, ...: docs/design/0004-injection.md) are never announced, but `target` and `next` may name them.
 struct Site {
   int opcode;   // number in the running version, neither specialised nor instrumented
   int oparg;    // EXTENDED_ARG included

@@ -18,7 +18,6 @@ struct ProbeObject {
 };
 
 ProbeHandler g_handler = nullptr;
-PyThreadState* g_probed_thread = nullptr;
 Py_ssize_t g_extra_index = -1;
 uint64_t g_num_copies = 0, g_num_refused = 0, g_num_mismatches = 0;
 
@@ -426,7 +425,7 @@ struct ProbeAccess {
     auto* probe = reinterpret_cast<ProbeObject*>(self);
     const CodeRecord* record = probe->record;
     PyThreadState* thread = PyThreadState_Get();
-    if (thread != g_probed_thread || record == nullptr) return 0;
+    if (thread != Instrumenter::probed_thread_ || record == nullptr) return 0;
     _PyInterpreterFrame* frame = compat::TopFrame(thread);
     // Another frame's code: somebody got hold of the probe and deletes an item of it.
     if (frame == nullptr || compat::FrameCode(frame) != record->copy_) return 0;
@@ -480,8 +479,6 @@ absl::Status Instrumenter::Prepare(ProbeHandler handler) {
   g_handler = handler;
   return absl::OkStatus();
 }
-
-void Instrumenter::SetProbedThread(PyThreadState* thread) noexcept { g_probed_thread = thread; }
 
 CodeRecord* Instrumenter::FindRecord(PyCodeObject* code) noexcept {
   if (g_extra_index < 0) return nullptr;

@@ -55,7 +55,7 @@ class Instrumenter {
   static absl::Status Prepare(ProbeHandler handler);
 
   // Probes on this thread call the handler; null: on none. All others cost a few nanoseconds and do nothing.
-  static void SetProbedThread(PyThreadState* thread) noexcept;
+  static void SetProbedThread(PyThreadState* thread) noexcept { probed_thread_ = thread; }
 
   // The record of `code` (or, for a copy, of its original), made at the first call. From then on frames and generators
   // of the original are allocated with room for the copy. Null only when memory is short.
@@ -72,7 +72,9 @@ class Instrumenter {
   static uint64_t num_mismatches() noexcept;
 
  private:
+  friend struct ProbeAccess;
   static std::unique_ptr<CodeRecord> Make(PyCodeObject* code);
+  static inline PyThreadState* probed_thread_ = nullptr;
 };
 
 }  // namespace cuvil::agent

@@ -15,7 +15,14 @@
 namespace cuvil::agent {
 namespace {
 
-enum LogKinds : unsigned { kLogInstructions = 1, kLogFrames = 2, kLogReads = 4, kLogCalls = 8, kLogBranches = 16 };
+enum LogKinds : unsigned {
+  kLogInstructions = 1,
+  kLogFrames = 2,
+  kLogReads = 4,
+  kLogCalls = 8,
+  kLogBranches = 16,
+  kIdle = 32
+};
 
 PyObject* OrNone(PyObject* object) { return object != nullptr ? object : Py_None; }
 
@@ -50,6 +57,7 @@ class DebugSink : public ProbeSink {
   }
 
   void OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept override {
+    if ((kinds_ & kIdle) != 0) return;  // to time the probes themselves
     for (int i = 1; i <= site.depth; ++i) {
       // Faults, or shows under a sanitizer, if an entry is not an object.
       if (stack_top[-i] != nullptr && Py_REFCNT(stack_top[-i]) > 0 && Py_TYPE(stack_top[-i]) != nullptr) ++num_values_;

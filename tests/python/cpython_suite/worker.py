@@ -1,6 +1,6 @@
 """Runs one of CPython's own test modules in this process and prints one line of JSON.
 
-Usage: worker.py plain|instrumented MODULE
+Usage: worker.py plain|instrumented|enabled MODULE
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ def main() -> int:
     from cuvil import _native
 
     _native._debug_self_test()
+    if mode == "enabled":
+        import cuvil
+
+        cuvil.enable()
     # What the standard library's own runner prepares and some tests rely on.
     from test import support
 

@@ -1,0 +1,112 @@
+"""Runs CPython's own test modules with every frame instrumented and compares them with a plain run.
+
+    PYTHONPATH=build/py312/python python3.12 tests/python/cpython_suite/run.py            # the sample
+    PYTHONPATH=build/py312/python python3.12 tests/python/cpython_suite/run.py --all -j 4 # everything, nightly
+    ... run.py test_generators test_descr                                                 # some modules
+    ... run.py --mode enabled --all                                                       # cuvil.enable() only
+
+A module fails the comparison when it crashes, when a test fails that passes plainly and modules.py does not expect,
+when another number of tests runs, or when a probe does not find what the analysis had said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from cpython_suite import modules  # noqa: E402
+
+
+def run_worker(mode: str, module: str, timeout_s: int) -> dict[str, Any] | str:
+    """The worker's report, or why there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ)
+        # Relative entries are relative to where this program was started.
+        entries = environment.get("PYTHONPATH", "").split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(e).resolve()) for e in entries if e)
+        try:
+            done = subprocess.run(
+                [sys.executable, str(HERE / "worker.py"), mode, module],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no end after {timeout_s} s"
+    text = done.stdout.decode(errors="replace")
+    for line in text.splitlines():
+        if line.startswith("RESULT "):
+            report: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            return report
+    return f"exit status {done.returncode}: {text[-400:]}"
+
+
+def compare(module: str, mode: str, timeout_s: int) -> tuple[str, bool, int, int]:
+    """A line to print, whether the module is as expected, tests and probes."""
+    plain = run_worker("plain", module, timeout_s)
+    if isinstance(plain, str):
+        return f"{module}: not run, the plain run fails: {plain}", True, 0, 0
+    subject = run_worker(mode, module, 3 * timeout_s)
+    if isinstance(subject, str):
+        return f"{module}: CRASH {subject}", False, 0, 0
+    known = modules.expected(module) if mode == "instrumented" else {}
+    new = sorted(set(subject["bad"]) - set(plain["bad"]))
+    surprises = [name for name in new if not modules.is_expected(name, known)]
+    problems = [f"{name}: {subject['details'].get(name, '').strip().splitlines()[-1:]}" for name in surprises]
+    if subject["tests"] != plain["tests"]:
+        problems.append(f"{subject['tests']} tests instead of {plain['tests']}")
+    report = subject["report"]
+    for key in ("mismatches", "unknown"):
+        if report.get(key):
+            problems.append(f"{report[key]} {key}")
+    if report and report["enters"] != report["leaves"]:
+        problems.append(f"{report['enters']} frames entered, {report['leaves']} left")
+    line = f"{module}: {subject['tests']} tests, {report.get('probes', 0)} probes, {report.get('frames', 0)} frames"
+    if expected := [name for name in new if name not in surprises]:
+        line += f", expected: {' '.join(expected)}"
+    return line + "".join(f"\n    FAIL {p}" for p in problems), not problems, subject["tests"], report.get("probes", 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module", nargs="*")
+    parser.add_argument("--all", action="store_true", help="the whole list instead of the sample")
+    parser.add_argument("--mode", choices=["instrumented", "enabled"], default="instrumented")
+    parser.add_argument("-j", type=int, default=1, metavar="N", help="modules at a time")
+    parser.add_argument(
+        "--timeout", type=int, default=300, metavar="S", help="for a plain module; three times that else"
+    )
+    options = parser.parse_args()
+    names = options.module or (modules.MODULES if options.all else modules.SAMPLE)
+    names = [name for name in names if modules.exists(name)]
+    failed, num_tests, num_probes = [], 0, 0
+    with concurrent.futures.ThreadPoolExecutor(options.j) as pool:
+        for name, outcome in zip(names, pool.map(lambda n: compare(n, options.mode, options.timeout), names)):
+            line, as_expected, tests, probes = outcome
+            print(line, flush=True)
+            num_tests += tests
+            num_probes += probes
+            if not as_expected:
+                failed.append(name)
+    version = ".".join(map(str, sys.version_info[:3]))
+    print(f"CPython {version}: {len(names)} modules, {num_tests} tests, {num_probes} probes, {len(failed)} unexpected")
+    if failed:
+        print("unexpected:", *failed)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
