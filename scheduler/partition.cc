@@ -138,6 +138,26 @@ class DependencyFinder {
   std::map<uint64_t, Accesses> accesses_;
 };
 
+// Removes what is implied by another predecessor: a write waits for the readers, and through them for the last writer.
+void RemoveImplied(std::vector<std::vector<uint32_t>>* predecessors) {
+  const size_t words = predecessors->size() / 64 + 1;
+  std::vector<std::vector<uint64_t>> ancestors(predecessors->size());
+  for (size_t i = 0; i < predecessors->size(); ++i) {
+    std::vector<uint64_t> reached(words, 0);
+    std::vector<uint32_t> kept;
+    // Later ones first: only they can imply earlier ones.
+    for (size_t k = (*predecessors)[i].size(); k-- > 0;) {
+      const uint32_t p = (*predecessors)[i][k];
+      if ((reached[p / 64] >> (p % 64)) & 1) continue;
+      kept.push_back(p);
+      for (size_t w = 0; w < words; ++w) reached[w] |= ancestors[p][w];
+      reached[p / 64] |= uint64_t{1} << (p % 64);
+    }
+    (*predecessors)[i].assign(kept.rbegin(), kept.rend());
+    ancestors[i] = std::move(reached);
+  }
+}
+
 }  // namespace
 
 double OpCost::estimate_ns() const { return std::max(flops / kFlopsPerNs, bytes / kBytesPerNs); }
@@ -162,7 +182,8 @@ OpCost EstimateCost(const Graph& graph, const Op& op) {
 }
 
 Partition PartitionGraph(const Graph& graph, absl::Span<const uint32_t> ops) {
-  const std::vector<std::vector<uint32_t>> predecessors = DependencyFinder(graph, ops).Run();
+  std::vector<std::vector<uint32_t>> predecessors = DependencyFinder(graph, ops).Run();
+  RemoveImplied(&predecessors);
   std::vector<uint32_t> num_successors(ops.size(), 0);
   for (const auto& list : predecessors) {
     for (const uint32_t p : list) ++num_successors[p];
