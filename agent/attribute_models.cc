@@ -76,10 +76,9 @@ void Tracer::GetAttr(PyObject* object, PyObject* name) {
     }
     return;
   }
-  PyObject* getattribute = _PyType_Lookup(type, InternedName("__getattribute__"));
+  TouchClass(object);
+  PyObject* getattribute = heap_.TouchType(type, InternedName("__getattribute__"));
   if (getattribute != nullptr && PyFunction_Check(getattribute)) {
-    TouchClass(object);
-    heap_.TouchType(type, InternedName("__getattribute__"));
     return;  // its frame is watched; object.__getattribute__ inside it is modelled
   }
   if (absl::StartsWith(type->tp_name, "types.")) return;  // UnionType, GenericAlias: immutable
@@ -198,6 +197,8 @@ void Tracer::GetGetSet(PyObject* object, PyObject* descriptor) {
 
 void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
   PyTypeObject* meta = Py_TYPE(type);
+  PyObject* own_lookup = heap_.TouchType(meta, InternedName("__getattribute__"));
+  if (own_lookup != nullptr && PyFunction_Check(own_lookup)) return;  // its frame is watched
   PyObject* meta_attribute = heap_.TouchType(meta, name);
   if (meta_attribute != nullptr && Py_TYPE(meta_attribute)->tp_descr_set != nullptr) {
     // type.__dict__, __name__, __mro__, …: the type's tag covers them. A metaclass property is a frame.
@@ -225,6 +226,8 @@ void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
 
 void Tracer::GetModuleAttr(PyObject* module, PyObject* name) {
   PyTypeObject* type = Py_TYPE(module);
+  PyObject* own_lookup = heap_.TouchType(type, InternedName("__getattribute__"));
+  if (own_lookup != nullptr && PyFunction_Check(own_lookup)) return;  // its frame is watched
   PyObject* descriptor = heap_.TouchType(type, name);
   if (descriptor != nullptr && Py_TYPE(descriptor)->tp_descr_set != nullptr) {
     if (PyObject_TypeCheck(descriptor, &PyProperty_Type)) GetDescriptor(module, descriptor);
@@ -239,6 +242,7 @@ void Tracer::GetModuleAttr(PyObject* module, PyObject* name) {
 
 void Tracer::GetTensorAttr(PyObject* tensor, PyObject* name) {
   PyTypeObject* type = Py_TYPE(tensor);
+  heap_.TouchType(type, InternedName("__getattribute__"));
   PyObject* descriptor = heap_.TouchType(type, name);
   std::string_view text = NameOf(name);
   if (descriptor != nullptr && Py_TYPE(descriptor) == &PyGetSetDescr_Type) {
@@ -324,7 +328,9 @@ void Tracer::SetAttr(PyObject* object, PyObject* name) {
       if (set != nullptr && PyFunction_Check(set)) return;  // its frame is watched
     }
   }
-  PyObject* setattr_slot = _PyType_Lookup(type, InternedName("__setattr__"));
+  TouchClass(object);
+  PyObject* setattr_slot = heap_.TouchType(type, InternedName("__setattr__"));
+  heap_.TouchType(type, InternedName("__delattr__"));
   if (type->tp_setattro != PyObject_GenericSetAttr && !IsObjectSlot(setattr_slot)) {
     Refuse("attribute",
            absl::StrCat("attribute ", NameOf(name), " of an object of type ", type->tp_name, " is set by C code"),

@@ -96,8 +96,14 @@ void Tracer::CallExpanded(PyObject* callable, PyObject* positional, PyObject* ke
     }
   } else {
     Iterate(positional);
+    // What Python-level callees do with the arguments is watched; of C callees nothing would be known.
     PyTypeObject* type = Py_TYPE(callable);
-    if (type != &PyFunction_Type && type != &PyMethod_Type) {
+    PyObject* method = _PyType_Lookup(type, InternedName("__call__"));
+    if (type == &PyFunction_Type || (method != nullptr && PyFunction_Check(method))) {
+      Call(callable, {nullptr, 0, nullptr});
+    } else if (type == &PyMethod_Type && PyFunction_Check(PyMethod_GET_FUNCTION(callable))) {
+      heap_.TouchFunction(PyMethod_GET_FUNCTION(callable));
+    } else {
       Refuse("call", absl::StrCat(NameOf(callable), " is called with * of an iterator"), "make it a tuple first");
     }
     return;

@@ -65,7 +65,10 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
   heap_.Hold(reinterpret_cast<PyObject*>(frame.code()));
   bool ignored = (!frames_.empty() && frames_.back().ignored) || IsMemoizedLookup(frame.code());
   if (!refused() && !ignored) {
-    if (!frames_.empty()) {
+    // A generator that the call made may be closed by any instruction that drops it: its own code, as in eager.
+    PyObject* generator = frame.generator();
+    bool own_generator = generator != nullptr && generators_.count(generator) != 0;
+    if (!frames_.empty() && !own_generator) {
       FrameView caller = frame.previous();
       if (caller.id() != frames_.back().id || !MayEnterFrame(frames_.back().op)) {
         Refuse(
@@ -78,7 +81,7 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
       Refuse("frame", absl::StrCat("a frame cannot be watched: ", why_not),
              "generators that were started before the call cannot be followed", true);
     }
-    if (PyObject* generator = frame.generator(); generator != nullptr && generators_.count(generator) == 0) {
+    if (generator != nullptr && !own_generator) {
       Refuse("generator-state", "resumes a generator that was made before the call",
              "make generators inside of the call");
     }
