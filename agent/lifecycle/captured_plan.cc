@@ -104,7 +104,7 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   absl::Status status;
   {
     const GilRelease no_gil;
-    PythonSteps python_steps(*LoadedApi());
+    OperatorSteps python_steps(*LoadedApi());
     status = scheduler::PlanExecutor::Run(*plan_, inputs, captured, &outputs, &python_steps);
   }
   if (status.ok() && FaultInjected(FaultPoint::kRun)) status = absl::AbortedError("injected fault: run");

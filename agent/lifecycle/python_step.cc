@@ -84,8 +84,8 @@ absl::Status TakeError(const cir::Op& op) {
 
 }  // namespace
 
-absl::Status PythonSteps::Run(const cir::Op& op, absl::Span<const TensorRef> operands,
-                              std::vector<OwnedTensor>* results) {
+absl::Status OperatorSteps::Run(const cir::Op& op, absl::Span<const TensorRef> operands,
+                                std::vector<OwnedTensor>* results) {
   const GilAcquire gil_held;
   const OwnedRef function = FindOperator(op);
   if (!function) {

@@ -24,9 +24,9 @@ namespace cuvil::agent {
 // Errors:  Aborted        the operator raised
 //          Cancelled      what it raised is no Exception (KeyboardInterrupt): left pending in this thread
 //          Unimplemented  torch has no such operator
-class PythonSteps : public scheduler::PythonStepCallback {
+class OperatorSteps : public scheduler::PythonStepCallback {
  public:
-  explicit PythonSteps(std::shared_ptr<const torch_abi::TorchApi> api) : api_(std::move(api)) {}
+  explicit OperatorSteps(std::shared_ptr<const torch_abi::TorchApi> api) : api_(std::move(api)) {}
   absl::Status Run(const cir::Op& op, absl::Span<const torch_abi::TensorRef> operands,
                    std::vector<torch_abi::OwnedTensor>* results) override;
 
