@@ -29,3 +29,18 @@ def machine_report() -> dict[str, Any]:
     libraries: id (nvml, cupti, cudnn, cublaslt, numa), name, use, problem, soname, path, version, was_loaded;
     numa_nodes: id, cpus.
     """
+
+def module_state(module: object, /) -> dict[str, Any] | None:
+    """What explain() says of one module object; None if no call of it has been seen."""
+
+def _check_times(module: object, args: tuple[object, ...], kwargs: dict[str, object], count: int, /) -> list[int]:
+    """For benchmarks: ns of `count` guard checks of the plan that answers the call."""
+
+def _fault_inject(name: str, count: int = ..., /) -> None:
+    """For tests: makes the named stage boundary fail `count` times."""
+
+def _fault_points() -> list[str]:
+    """For tests: the names of the stage boundaries."""
+
+def _quiesce() -> None:
+    """For tests: waits until the background thread has nothing to do."""
