@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
+import sysconfig
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_MAX_LINES = 12  # Source lines, branches and refusals shown in text; to_dict() has all of them.
+_MAX_LINES = 12  # Source lines and refusals shown in text; to_dict() has all of them.
+_MAX_BRANCHES = 5
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 
 _STATES = {
     "planned": "planned",
@@ -45,8 +48,8 @@ def byte_size(size_bytes: float) -> str:
 def _place(file: object, line: object) -> str:
     """``file:line`` with the path cut to the part that tells something."""
     name = str(file)
-    for marker in ("site-packages" + os.sep, "dist-packages" + os.sep):
-        _, found, tail = name.rpartition(marker)
+    for prefix in ("site-packages" + os.sep, "dist-packages" + os.sep, _STDLIB):
+        _, found, tail = name.rpartition(prefix)
         if found:
             name = tail
             break
@@ -157,19 +160,20 @@ def _plan_lines(number: int, plan: Mapping[str, Any]) -> list[str]:
         lines.append(f"    guards    {sum(guards.values()):,}: {_joined(guards)}")
     branches: list[Mapping[str, Any]] = list(plan.get("branches", []))
     if branches:
-        lines.append(f"    branches  {len(branches):,} places, counted over all traces")
-        for branch in [b for b in branches if b.get("taken") and b.get("not_taken")][:_MAX_LINES]:
+        both = [b for b in branches if b.get("taken") and b.get("not_taken")]
+        both.sort(key=lambda b: -(int(b["taken"]) + int(b["not_taken"])))
+        lines.append(f"    branches  {len(branches):,} places, {len(both):,} of them went both ways")
+        for branch in both[:_MAX_BRANCHES]:
             taken, skipped = int(branch["taken"]), int(branch["not_taken"])
             lines.append(
                 f"      {_place(branch['file'], branch['line'])} taken {taken:,} of {taken + skipped:,} "
                 f"({taken / (taken + skipped):.0%})"
             )
     subgraphs: list[Mapping[str, Any]] = list(plan.get("subgraphs", []))
+    width = int(plan.get("max_width", 0))
     if subgraphs:
-        largest = max(int(s.get("operators", 0)) for s in subgraphs)
-        lines.append(
-            f"    parallel  {count(len(subgraphs), 'independent subgraph')}, the largest of {largest:,} operators"
-        )
+        independent = f", up to {width} independent at a time" if width > 1 else ""
+        lines.append(f"    parallel  {count(len(subgraphs), 'chain')} of operators{independent}")
     memory: Mapping[str, Any] = plan.get("memory", {})
     if memory.get("bytes_sum"):
         lines.append(

@@ -22,6 +22,7 @@ PLAN: dict[str, Any] = {
         {"file": f"{SITE}/torch/nn/modules/module.py", "line": 1776, "taken": 3, "not_taken": 9},
         {"file": "m.py", "line": 3, "taken": 3, "not_taken": 0},
     ],
+    "max_width": 2,
     "subgraphs": [{"operators": 3, "cost_ns": 10}, {"operators": 5, "cost_ns": 10}],
     "memory": {"bytes_sum": 4096, "bytes_peak": 1024},
     "stages_ns": {"trace": 21_000_000, "lower": 400_000},
@@ -61,7 +62,7 @@ def test_planned_model_shows_time_operators_guards_and_stages() -> None:
     assert "30 µs by plan, 90 µs by eager (3.00×)" in text
     assert "operators 8: dispatcher 7, unboxed 1, python 0; in place of 21 Python frames" in text
     assert "guards    42: dict 30, type 12" in text
-    assert "2 independent subgraphs, the largest of 5 operators" in text
+    assert "2 chains of operators, up to 2 independent at a time" in text
     assert "1 KiB at the peak, 4 KiB made in all" in text
     assert "trace 21 ms, lower 400 µs" in text
     assert "m.py:7  8 operators, 1 Python step" in text
