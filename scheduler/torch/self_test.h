@@ -3,8 +3,9 @@
 // The C shim must work, else nothing does. Each feature of the C++ ABI is tried by operators whose results would differ
 // if an argument were laid out otherwise; a feature that fails is not used, and what needs it goes another way.
 //
-// Threads:   one call, inside TorchApi::Load. Takes about a millisecond.
-// Errors:    FailedPrecondition  the C shim did not do what it should
+// Threads:   one call, inside TorchApi::Load, on a fresh thread. Takes 10 to 40 ms, most of it torch's first-call
+// costs. GIL:       not needed; the caller may hold it. Errors:    FailedPrecondition  the C shim did not do what it
+// should
 #pragma once
 
 #include "absl/status/status.h"
