@@ -277,6 +277,18 @@ void Tracer::CallLruCache(PyObject* wrapper, const Arguments& args) {
            kAdviceCall);
     return;
   }
+  OwnedRef info = OwnedRef::Steal(PyObject_CallMethod(wrapper, "cache_info", nullptr));
+  OwnedRef limit = info ? OwnedRef::Steal(PyObject_GetAttrString(info.get(), "maxsize")) : OwnedRef();
+  OwnedRef size = info ? OwnedRef::Steal(PyObject_GetAttrString(info.get(), "currsize")) : OwnedRef();
+  if (!limit || !size) {
+    PyErr_Clear();
+    return;
+  }
+  if (limit.get() != Py_None && PyObject_RichCompareBool(size.get(), limit.get(), Py_LT) != 1) {
+    Refuse("c-callable", absl::StrCat("calls ", NameOf(wrapper), ", whose full cache keeps the recently used entries"),
+           "give the cache room, or maxsize=None");
+    return;
+  }
   heap_.TouchDictAll(search.dict);
   Write(search.dict);
   for (Py_ssize_t i = 0; i < args.count; ++i) {

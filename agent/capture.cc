@@ -3,7 +3,9 @@
 #include <time.h>
 
 #include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
@@ -138,8 +140,9 @@ class CaptureBuilder {
       *refusal = NetWrite(*tracer, entries[i]);
       return nullptr;
     }
+    std::unordered_set<PyObject*> guarded = GuardedValues(entries, old);
     for (PyObject* tensor : recorder->captured()) {
-      if (heap.IsNew(tensor)) {
+      if (heap.IsNew(tensor) || guarded.count(tensor) == 0) {
         *refusal = MakeRefusal("unknown-tensor", "an operator uses a tensor that the call made by unknown means",
                                "make tensors with torch functions");
         return nullptr;
@@ -152,14 +155,8 @@ class CaptureBuilder {
       return nullptr;
     }
     // An argument tensor that the call also found somewhere else must be found there again.
-    for (size_t i = 0; i < entries.size(); ++i) {
-      if (!old[i] || entries[i].structural) continue;
-      for (const DictItem& item : entries[i].items) {
-        if (item.value != nullptr && IsTensor(item.value)) signature.PinIdentity(item.value);
-      }
-      for (PyObject* value : entries[i].pointers) {
-        if (value != nullptr && IsTensor(value)) signature.PinIdentity(value);
-      }
+    for (PyObject* value : guarded) {
+      if (IsTensor(value)) signature.PinIdentity(value);
     }
     auto capture = std::shared_ptr<Capture>(new Capture());
     capture->guards_ = std::make_unique<GuardSet>(heap, old);
@@ -190,6 +187,25 @@ class CaptureBuilder {
   }
 
  private:
+  // What the guards compare by identity: objects that are there again when the guards hold.
+  static std::unordered_set<PyObject*> GuardedValues(const std::vector<HeapEntry>& entries,
+                                                     const std::vector<bool>& old) {
+    std::unordered_set<PyObject*> values;
+    std::vector<PyObject*> pending;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (!old[i] || entries[i].structural) continue;
+      for (const DictItem& item : entries[i].items) pending.push_back(item.value);
+      pending.insert(pending.end(), entries[i].pointers.begin(), entries[i].pointers.end());
+    }
+    while (!pending.empty()) {
+      PyObject* value = pending.back();
+      pending.pop_back();
+      if (value == nullptr || !values.insert(value).second || !PyTuple_Check(value)) continue;
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) pending.push_back(PyTuple_GET_ITEM(value, i));
+    }
+    return values;
+  }
+
   static Refusal NetWrite(const Tracer& tracer, const HeapEntry& entry) {
     Refusal refusal;
     std::string type = Py_TYPE(entry.object)->tp_name;

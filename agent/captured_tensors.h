@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "agent/guards.h"
 #include "agent/op_recorder.h"
 #include "agent/tensor_bridge.h"
 
@@ -19,7 +18,7 @@ namespace cuvil::agent {
 class CapturedTensors {
  public:
   void Add(PyObject* tensor) {
-    tensors_.push_back({tensor, ExpectedValue(tensor), Bridge().Read(Bridge().FromPyObject(tensor))});
+    tensors_.push_back({tensor, Py_TYPE(tensor), Bridge().Read(Bridge().FromPyObject(tensor))});
   }
   size_t size() const { return tensors_.size(); }
   PyObject* at(size_t i) const { return tensors_[i].object; }
@@ -27,7 +26,7 @@ class CapturedTensors {
   int64_t FirstChanged() const {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const Tensor& tensor = tensors_[i];
-      if (!tensor.identity.Matches(tensor.object)) return static_cast<int64_t>(i);
+      if (Py_TYPE(tensor.object) != tensor.type) return static_cast<int64_t>(i);
       if (!Bridge().SameMeta(Bridge().FromPyObject(tensor.object), tensor.meta)) return static_cast<int64_t>(i);
     }
     return -1;
@@ -35,8 +34,8 @@ class CapturedTensors {
 
  private:
   struct Tensor {
-    PyObject* object;  // borrowed
-    ExpectedValue identity;
+    PyObject* object;  // borrowed: the place that a guard has just compared holds it
+    PyTypeObject* type;
     TensorMeta meta;
   };
   std::vector<Tensor> tensors_;

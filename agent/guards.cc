@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "agent/call_table.h"
 #include "agent/cpython_compat.h"
 
 extern "C" {
@@ -71,7 +72,7 @@ ExpectedValue::ExpectedValue(PyObject* value) : pointer_(value) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) items_.emplace_back(PyTuple_GET_ITEM(value, i));
     return;
   }
-  if (type_ == &PyList_Type || type_ == &PyDict_Type || type_ == &PySet_Type) {
+  if (type_ == &PyList_Type || type_ == &PyDict_Type || type_ == &PySet_Type || IsTensor(value)) {
     mode_ = Mode::kPlain;
     return;
   }
@@ -197,18 +198,6 @@ bool GuardSet::DictStillMatches(Check& check) {
   return true;
 }
 
-bool GuardSet::TypeStillMatches(Check& check) {
-  Details& details = details_[check.details];
-  auto* type = reinterpret_cast<PyTypeObject*>(check.object);
-  uint32_t tag = TypeTag(type);
-  if (tag == 0) return false;
-  for (size_t i = 0; i < details.keys.size(); ++i) {
-    if (!details.values[i].Matches(_PyType_Lookup(type, details.keys[i]))) return false;
-  }
-  check.expected = tag;
-  return true;
-}
-
 bool GuardSet::Passes(Check& check) {
   PyObject* object = check.object;
   // An object without weak references may have been replaced by one of another type at the same address.
@@ -224,8 +213,10 @@ bool GuardSet::Passes(Check& check) {
       return !details.ordered || OrderedDictState(object) == details.order_state;
     }
     case StateKind::kType: {
+      // No second look at the names that were read: a special method, a base or an attribute hook may have come or
+      // gone.
       uint32_t tag = CurrentTypeTag(reinterpret_cast<PyTypeObject*>(object));
-      return (tag != 0 && tag == check.expected) || TypeStillMatches(check);
+      return tag != 0 && tag == check.expected;
     }
     case StateKind::kList: {
       const Details& details = details_[check.details];

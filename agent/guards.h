@@ -14,9 +14,10 @@ namespace cuvil::agent {
 // reached.
 //
 // Identity must be proof against an object that is freed and replaced by another at the same address. Atoms are
-// owned. Objects with weak references must still be alive. Tuples compare item by item. For lists, dicts and sets
-// the address and type suffice: whatever the trace read of their content has a check of its own, and a program that
-// reads the place again gets the object that is there. Anything else is owned.
+// owned. Objects with weak references must still be alive. Tuples compare item by item. For lists, dicts, sets and
+// tensors the address and type suffice: whatever the trace read of their content has a check of its own, and a program
+// that reads the place again gets the object that is there. (A weak reference to a tensor would also make
+// torch.utils.swap_tensors fail.) Anything else is owned.
 //
 // Threads: GIL held.
 class ExpectedValue {
@@ -61,7 +62,7 @@ class ExpectedValue {
 //
 // Checks run in the order of first access and stop at the first difference: an object is looked at only after the
 // guard on whatever held it has passed, so that no freed object is ever dereferenced. Dicts and types compare
-// version tags; when a tag moved, the keys that the trace read are compared and the tag is refreshed
+// version tags; when a dict's tag moved, the keys that the trace read are compared and the tag is refreshed
 // (cpython_facts.md §4 lists what tags do not notice; those states have guards of their own).
 //
 // Threads: GIL held for every member.
@@ -104,7 +105,6 @@ class GuardSet {
 
   bool Passes(Check& check);
   bool DictStillMatches(Check& check);
-  bool TypeStillMatches(Check& check);
 
   std::vector<Check> checks_;
   std::vector<Details> details_;

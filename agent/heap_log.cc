@@ -91,11 +91,22 @@ Py_ssize_t DictPointerOffset(PyTypeObject* type, PyObject* object) {
 }
 
 void HeapLog::Hold(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  if (type->tp_finalize != nullptr && (type->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
+    // Kept alive, it would be finalized later than in eager. The entry is of no use without the reference.
+    SetProblem(std::string("an object of class ") + type->tp_name + " has a finalizer");
+  }
   Py_INCREF(object);
-  ++held_[object];
+  if (++held_[object] > 1 || !PyTuple_Check(object)) return;
+  // A tuple's items are read without a trace of their own.
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+    PyObject* item = PyTuple_GET_ITEM(object, i);
+    if (item != nullptr && !IsAtom(item)) Hold(item);
+  }
 }
 
 void HeapLog::Release() {
+  if (held_.empty()) return;
   std::unordered_map<PyObject*, Py_ssize_t> held = std::move(held_);
   held_.clear();
   entries_.clear();
@@ -203,7 +214,8 @@ PyObject* HeapLog::TouchType(PyTypeObject* type, PyObject* name) {
   if (!seen_keys_.insert({reinterpret_cast<PyObject*>(type), name}).second) return _PyType_Lookup(type, name);
   bool created;
   HeapEntry* entry = Find(StateKind::kType, reinterpret_cast<PyObject*>(type), 0, &created);
-  if (created && TypeTag(type) == 0) {
+  if (created) entry->tag = TypeTag(type);
+  if (created && entry->tag == 0) {
     SetProblem(std::string("class ") + type->tp_name + " has been changed too often to be watched");
   }
   for (const DictItem& item : entry->items) {
@@ -340,6 +352,8 @@ bool HeapLog::Unchanged(const HeapEntry& entry) const {
       return true;
     }
     case StateKind::kType:
+      // The call itself may have set and restored a class attribute; then the names that it read decide.
+      if (!entry.written) return CurrentTypeTag(reinterpret_cast<PyTypeObject*>(object)) == entry.tag;
       for (const DictItem& item : entry.items) {
         if (_PyType_Lookup(reinterpret_cast<PyTypeObject*>(object), item.key) != item.value) return false;
       }

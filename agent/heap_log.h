@@ -43,6 +43,7 @@ struct HeapEntry {
   uint32_t written_at = 0;          // source of the last modelled write
   std::vector<DictItem> items;      // kDict; kType: {name, value looked up}
   std::vector<PyObject*> pointers;  // kList, kSet, kCell, kFunction, kMember, kInstance, kContextVar, kCall
+  uint32_t tag = 0;                 // kType: version tag at first touch
   Py_ssize_t offset = 0;            // kMember: byte offset; kInstance: offset of the __dict__ pointer (0: none)
 };
 

@@ -10,6 +10,12 @@
 namespace cuvil::agent {
 namespace {
 
+// Somebody put Python attributes on the tensor.
+bool HasAttributes(PyObject* tensor) {
+  PyObject** dict = _PyObject_GetDictPtr(tensor);
+  return dict != nullptr && *dict != nullptr && PyDict_GET_SIZE(*dict) != 0;
+}
+
 constexpr int kMaxDepth = 16;
 
 bool IsPlainContainer(PyObject* object) {
@@ -127,6 +133,10 @@ bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, 
     node.kind = Kind::kTensor;
     node.meta = Bridge().Read(Bridge().FromPyObject(object));
     node.type = type;
+    if (HasAttributes(object)) {
+      node.pinned = true;
+      node.value = ExpectedValue(object);
+    }
     return true;
   }
   if (IsAtom(object)) {
@@ -179,7 +189,7 @@ bool InputSignature::MatchNode(PyObject* object, bool compare) const {
       if (Py_TYPE(object) != node.type) return false;
       if (!compare) return true;
       if (!Bridge().SameMeta(Bridge().FromPyObject(object), node.meta)) return false;
-      return !node.pinned || node.value.Matches(object);
+      return node.pinned ? node.value.Matches(object) : !HasAttributes(object);
     case Kind::kSameAs:
       return seen_[node.count] == object;
     case Kind::kAtom:

@@ -104,7 +104,12 @@ void Tracer::OnFrameLeave(const FrameView& frame, FrameExit exit, PyObject* resu
 }
 
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
-  if (refused() || frames_.empty() || frames_.back().id != frame.id()) return;
+  if (refused()) {
+    // Nothing is kept alive longer than in eager once it serves no purpose: finalizers and collections see it.
+    heap_.Release();
+    return;
+  }
+  if (frames_.empty() || frames_.back().id != frame.id()) return;
   Frame& top = frames_.back();
   if (top.ignored) return;
   top.offset = site.offset;
@@ -114,6 +119,7 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
   if (!heap_.problem().empty()) {
     Refuse("unwatchable", heap_.problem(), "the state that this line reads cannot be guarded");
   }
+  if (refused()) heap_.Release();
   PyErr_Clear();
 }
 
