@@ -27,6 +27,6 @@ def test_the_comparison_notices_failures_and_crashes(monkeypatch):
     for subject, as_expected in ((good, True), (bad, False), (lost, False), ("exit status -11", False)):
         monkeypatch.setattr(run, "run_worker", lambda mode, *_, s=subject: good if mode == "plain" else s)
         assert run.compare("test_x", "instrumented", 1)[1] is as_expected
-    monkeypatch.setitem(modules.EXPECTED, "test_x", {"test_*": "reason"})
+    monkeypatch.setitem(modules.EXPECTED, "test_x", {"test_b": "reason"})
     monkeypatch.setattr(run, "run_worker", lambda mode, *_: good if mode == "plain" else bad)
     assert run.compare("test_x", "instrumented", 1)[1]

@@ -16,7 +16,7 @@ test_float test_fnmatch test_format test_fractions test_frame test_fstring test_
 test_generator_stop test_generators test_genericclass test_genericpath test_genexps test_getopt test_global test_glob
 test_hash test_heapq test_inspect test_int test_isinstance test_iter test_iterlen test_itertools test_json
 test_keywordonlyarg test_list test_listcomps test_locale test_logging test_long test_memoryview test_metaclass
-test_monitoring test_named_expressions test_numeric_tower test_opcache test_opcodes test_operator test_ordered_dict
+test_named_expressions test_numeric_tower test_opcache test_opcodes test_operator test_ordered_dict
 test_patma test_pickle test_positional_only_arg test_pow test_pprint test_print test_property test_pyclbr test_queue
 test_raise test_random test_range test_re test_reprlib test_richcmp test_scope test_set test_setcomps test_shelve
 test_slice test_sort test_statistics test_str test_string test_struct test_subclassinit test_super test_sys_setprofile
@@ -34,19 +34,28 @@ test_scope test_super test_traceback test_types test_unpack_ex test_with test_yi
 """.split()
 
 # Not in the lists at all: test_sys_settrace's jump tests loop for ever, because their trace function waits for the
-# frame whose f_code is the function's own; test_dis compares the bytecode of running frames.
+# frame whose f_code is the function's own; test_dis compares the bytecode of running frames; test_monitoring counts
+# events, which differ under any PEP 523 hook (a hook that only forwards fails 49 of 65 tests on 3.12, 59 of 78 on 3.13,
+# most of them because the first failures leave their events set). No trace is taken while a tool is registered.
 
 COPY_IS_VISIBLE = "a running frame's f_code is the instrumented copy, not the function's __code__"
 NOT_SPECIALISED = "looks for specialised instructions in code whose copy has run instead of it"
-OBSERVES = "counts events of code that runs as a copy with probes; real traces are refused while a tool is registered"
 
-# module -> test name -> reason; a name with a trailing * is a prefix.
+# Each checks that one instruction of a hot function got specialised (3.13).
+SPECIALISATION_TESTS = """
+test_assign_init_code test_binary_subscr_getitem test_binary_subscr_list_int test_for_iter_gen test_for_iter_list
+test_load_attr_class test_load_attr_getattribute_overridden test_load_attr_instance_value
+test_load_attr_method_lazy_dict test_load_attr_method_no_dict test_load_attr_method_with_values
+test_load_attr_module test_load_attr_property test_load_attr_with_hint test_load_global_module
+test_store_attr_instance_value test_store_attr_with_hint test_store_subscr_list_int test_unpack_sequence_list
+""".split()
+
+# module -> test name -> reason
 EXPECTED: dict[str, dict[str, str]] = {
     "test_code": {"test_co_positions_artificial_instructions": COPY_IS_VISIBLE},
     "test_descr": {"test_slots": COPY_IS_VISIBLE},
     "test_generators": {"syntax": COPY_IS_VISIBLE},
-    "test_monitoring": {"test_*": OBSERVES},
-    "test_opcache": {"test_*": NOT_SPECIALISED},
+    "test_opcache": dict.fromkeys(SPECIALISATION_TESTS, NOT_SPECIALISED),
 }
 
 
@@ -55,7 +64,7 @@ def expected(module: str) -> dict[str, str]:
 
 
 def is_expected(test: str, known: dict[str, str]) -> bool:
-    return any(test == name or (name.endswith("*") and test.startswith(name[:-1])) for name in known)
+    return test in known
 
 
 def exists(module: str) -> bool:
