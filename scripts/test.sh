@@ -37,6 +37,9 @@ llvm=22
 common=(-G Ninja -DCUVIL_LLVM_VERSION="$llvm" -DCUVIL_WERROR=ON)
 [[ -z "${CUVIL_LLVM_DIR:-}" ]] || common+=(-DCUVIL_LLVM_DIR="$CUVIL_LLVM_DIR")
 
+# Under the sanitizers assertions are on. Their builds are not optimised much: compiling is most of the time.
+sanitized=(-DCMAKE_BUILD_TYPE=Debug "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1" "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1")
+
 declare -A python=() environments=()
 versions=()
 missing=()
@@ -96,7 +99,7 @@ first="${versions[0]}"
 tag_of() { echo "ci-py${1/./}"; }
 
 if wants tsan; then
-  build ci-tsan -DCUVIL_SANITIZE=thread -DCUVIL_BUILD_PYTHON=OFF
+  build ci-tsan "${sanitized[@]}" -DCUVIL_SANITIZE=thread -DCUVIL_BUILD_PYTHON=OFF
   TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" unit_tests ci-tsan
 fi
 
@@ -120,7 +123,7 @@ if wants lint; then
 fi
 
 if wants asan; then
-  build ci-asan -DCUVIL_SANITIZE=address -DPython_EXECUTABLE="${python[$first]}"
+  build ci-asan "${sanitized[@]}" -DCUVIL_SANITIZE=address -DPython_EXECUTABLE="${python[$first]}"
   # Leaks are looked for where no interpreter is involved: CPython keeps its own until the end of the process.
   ASAN_OPTIONS=detect_leaks=1 unit_tests ci-asan -LE embeds_python
   ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc step "$logs/ctest-ci-asan-agent.log" "ci-asan: C++ tests of the agent" \
@@ -130,12 +133,14 @@ if wants asan; then
 fi
 
 if wants clang; then
-  build ci-clang -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCUVIL_BUILD_TESTS=OFF \
-    -DPython_EXECUTABLE="${python[$first]}"
+  # Only its warnings are wanted.
+  build ci-clang -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0 -DCMAKE_CXX_FLAGS_DEBUG=-O0 \
+    -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCUVIL_BUILD_TESTS=OFF -DPython_EXECUTABLE="${python[$first]}"
 fi
 
 if wants wheels; then
-  scripts/wheels.sh "${versions[@]}"
+  # The same flags as above, so that nothing is compiled again.
+  CUVIL_WERROR=ON scripts/wheels.sh "${versions[@]}"
 fi
 
 if wants python; then

@@ -44,7 +44,8 @@ for version in "${versions[@]}"; do
   step "$logs/wheel-$tag.log" "Python $version: building the wheel" \
     env CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL="${CUVIL_JOBS:-$(nproc)}" \
     "$env/bin/python" -m pip --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist \
-    --config-settings=cmake.define.CUVIL_LLVM_VERSION="$llvm" .
+    --config-settings=cmake.define.CUVIL_LLVM_VERSION="$llvm" \
+    --config-settings=cmake.define.CUVIL_WERROR="${CUVIL_WERROR:-OFF}" .
   wheel="$(ls dist/cuvil-*-"$tag"-*.whl)"
   size="$(stat -c %s "$wheel")"
   say "  $wheel: $((size / 1024)) KiB"
