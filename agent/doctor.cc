@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "agent/boundary.h"
+#include "agent/gil.h"
 #include "agent/interpreter_self_test.h"
 #include "agent/py_ref.h"
 #include "agent/tensor_bridge.h"
@@ -16,16 +17,12 @@
 namespace cuvil::agent {
 namespace {
 
-// Runs `body` without the GIL: probing waits for code generation or for a GPU to wake up.
-template <typename Body>
-auto WithoutGil(Body&& body) {
-  PyThreadState* state = PyEval_SaveThread();
-  // Whatever `body` throws must not leave this thread without the GIL.
-  struct Restore {
-    PyThreadState* state;
-    ~Restore() { PyEval_RestoreThread(state); }
-  } restore{state};
-  return std::forward<Body>(body)();
+// Probing waits for code generation, or for a GPU to wake up.
+template <typename Result>
+Result WithoutGil(Result (*probe)()) {
+  AssertGilHeld();
+  const GilRelease no_gil;
+  return probe();
 }
 
 PyObject* BuildInfo(PyObject*, PyObject*) noexcept {
@@ -38,7 +35,7 @@ PyObject* BuildInfo(PyObject*, PyObject*) noexcept {
 
 PyObject* LlvmSelfTest(PyObject*, PyObject*) noexcept {
   return Boundary([]() -> absl::StatusOr<OwnedRef> {
-    const auto probe = WithoutGil([] { return jit::RunProbeKernel(); });
+    absl::StatusOr<jit::ProbeResult> probe = WithoutGil(&jit::RunProbeKernel);
     if (!probe.ok()) return probe.status();
     return OwnedRef::Steal(Py_BuildValue("{s:s,s:s,s:s,s:i,s:L}", "version", probe->llvm_version.c_str(), "host_cpu",
                                          probe->host.name.c_str(), "features", probe->host.features.c_str(),
@@ -113,7 +110,7 @@ OwnedRef ToList(const Rows& rows) {
 
 PyObject* MachineReport(PyObject*, PyObject*) noexcept {
   return Boundary([]() -> OwnedRef {
-    const scheduler::MachineReport report = WithoutGil([] { return scheduler::ProbeMachine(); });
+    const scheduler::MachineReport report = WithoutGil(&scheduler::ProbeMachine);
     OwnedRef driver = ToPython(report.driver);
     if (!driver) return driver;
     OwnedRef libraries = ToList(report.libraries);

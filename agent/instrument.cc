@@ -157,7 +157,7 @@ const char* Rewriter::Parse() {
 }
 
 const char* Rewriter::ComputeDepths() {
-  constexpr char kInconsistent[] = "the depth of its operand stack depends on the path taken";
+  static constexpr char kInconsistent[] = "the depth of its operand stack depends on the path taken";
   std::vector<int> pending;
   bool consistent = true;
   auto reach = [&](int index, int depth) {

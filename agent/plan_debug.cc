@@ -224,6 +224,7 @@ PyObject* PlanRun(PyObject*, PyObject* arguments) noexcept {
     absl::Status status;
     double ns = 0;
     {
+      AssertGilHeld();
       const GilRelease released;
       const auto start = std::chrono::steady_clock::now();
       for (long long i = 0; i < count && status.ok(); ++i) {  // NOLINT

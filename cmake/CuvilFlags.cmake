@@ -19,6 +19,8 @@ target_compile_options(
             # CPython's method tables leave trailing members out on purpose.
             -Wno-missing-field-initializers
             $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+            # False alarms for std::string's operator+ (GCC bug 105651).
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
             $<$<BOOL:${CUVIL_WERROR}>:-Werror>)
 
 add_library(cuvil_link_flags INTERFACE)

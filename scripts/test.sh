@@ -91,7 +91,7 @@ build() {
   local tag="$1"
   shift
   step "$logs/cmake-$tag.log" "$tag: configuring" cmake -S . -B "build/$tag" "${common[@]}" "$@"
-  step "$logs/ninja-$tag.log" "$tag: building" ninja -C "build/$tag" -j "$jobs"
+  step "$logs/ninja-$tag.log" "$tag: building" ninja -C "build/$tag" -k 0 -j "$jobs"
 }
 unit_tests() { step "$logs/ctest-$1.log" "$1: C++ tests" ctest --test-dir "build/$1" --output-on-failure --no-tests=error "${@:2}"; }
 

@@ -82,6 +82,7 @@ PyObject* OnExit(PyObject*, PyObject*) noexcept {
   lifecycle.exiting.store(true, std::memory_order_relaxed);
   lifecycle.active.store(false, std::memory_order_relaxed);
   {
+    AssertGilHeld();
     const GilRelease no_gil;
     lifecycle.worker.Stop();
   }

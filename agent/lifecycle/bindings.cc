@@ -199,6 +199,7 @@ PyObject* QuiesceBinding(PyObject*, PyObject*) noexcept {
   return Boundary([] {
     Lifecycle& lifecycle = TheLifecycle();
     {
+      AssertGilHeld();
       const GilRelease no_gil;
       lifecycle.worker.Drain();
     }

@@ -103,6 +103,7 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   std::vector<torch_abi::OwnedTensor> outputs;
   absl::Status status;
   {
+    AssertGilHeld();
     const GilRelease no_gil;
     OperatorSteps python_steps(*LoadedApi());
     status = scheduler::PlanExecutor::Run(*plan_, inputs, captured, &outputs, &python_steps);

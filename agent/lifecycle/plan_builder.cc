@@ -42,6 +42,7 @@ class BuildJob : public BackgroundWorker::Job {
 
 void BuildNow(const std::shared_ptr<PlanEntry>& entry) {
   BuildJob job(entry);
+  AssertGilHeld();
   const GilRelease no_gil;
   job.Run();
 }
