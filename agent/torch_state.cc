@@ -16,7 +16,9 @@ struct Getters {
   PyObject* is_function_enabled = nullptr;
   PyObject* functorch_active = nullptr;
   PyObject* profiler_enabled = nullptr;  // optional
-  PyObject* forward_ad = nullptr;        // the module's dict; its _current_level is -1 outside of dual levels
+  PyObject* function_stack_at = nullptr;
+  PyTypeObject* device_context = nullptr;  // torch.utils._device.DeviceContext
+  PyObject* forward_ad = nullptr;          // the module's dict; its _current_level is -1 outside of dual levels
   PyObject* cpu = nullptr;
   PyObject* cuda = nullptr;
 };
@@ -81,6 +83,12 @@ absl::Status TorchStateReader::Initialize() {
   OwnedRef autograd = OwnedRef::Steal(PyObject_GetAttrString(c.get(), "_autograd"));
   if (autograd) g.profiler_enabled = PyObject_GetAttrString(autograd.get(), "_profiler_enabled");
   PyErr_Clear();
+  g.function_stack_at = PyObject_GetAttrString(c.get(), "_get_function_stack_at");
+  OwnedRef device_module = OwnedRef::Steal(PyImport_ImportModule("torch.utils._device"));
+  OwnedRef context =
+      device_module ? OwnedRef::Steal(PyObject_GetAttrString(device_module.get(), "DeviceContext")) : OwnedRef();
+  if (context && PyType_Check(context.get())) g.device_context = reinterpret_cast<PyTypeObject*>(context.release());
+  PyErr_Clear();
   OwnedRef forward_ad = OwnedRef::Steal(PyImport_ImportModule("torch.autograd.forward_ad"));
   if (forward_ad) g.forward_ad = Py_NewRef(PyModule_GetDict(forward_ad.get()));
   PyErr_Clear();
@@ -100,6 +108,12 @@ TorchState TorchStateReader::Read() {
   state.function_modes = CallInt(g.len_function_stack);
   state.dispatch_modes = CallInt(g.len_dispatch_stack);
   state.functorch = CallBool(g.functorch_active);
+  if (state.function_modes == 1 && g.function_stack_at != nullptr && g.device_context != nullptr) {
+    OwnedRef index = OwnedRef::Steal(PyLong_FromLong(0));
+    OwnedRef mode = OwnedRef::Steal(PyObject_CallOneArg(g.function_stack_at, index.get()));
+    if (!mode) PyErr_Clear();
+    if (mode && Py_TYPE(mode.get()) == g.device_context) state.default_device_mode = mode.get();
+  }
   if (g.forward_ad != nullptr) {
     PyObject* level = PyDict_GetItemString(g.forward_ad, "_current_level");
     state.forward_ad = level == nullptr || !PyLong_Check(level) || PyLong_AsLong(level) >= 0;
@@ -119,7 +133,8 @@ uint32_t TorchStateReader::ModeBits() {
 
 std::string TorchStateReader::WhyUntouched(const TorchState& state) {
   if (state.dispatch_modes != 0) return "a torch dispatch mode is active";
-  if (state.function_modes != 0) return "a torch function mode is active";
+  // torch.set_default_device is a function mode too; its Python code is traced like the model's.
+  if (state.function_modes != 0 && state.default_device_mode == nullptr) return "a torch function mode is active";
   if (!state.torch_function_enabled) return "torch functions are disabled on this thread";
   if (state.functorch) return "a torch.func transform is active";
   if (state.forward_ad) return "a forward-mode AD level is active";

@@ -23,6 +23,9 @@ struct TorchState {
   bool forward_ad = false;
   bool profiler = false;
   PyObject* default_dtype = nullptr;  // borrowed: dtypes are immortal
+  // torch.set_default_device()'s function mode when it is the only one active; compared by address. What it holds is
+  // read by its Python code, so the guards cover it.
+  PyObject* default_device_mode = nullptr;
 
   bool operator==(const TorchState&) const = default;
 };
