@@ -49,8 +49,8 @@ tensor_type = torch.Tensor
 parameter_type = torch.nn.Parameter
 )";
 
-// Bytes of a TensorImpl that are looked at; it is 192 bytes or more in every version that has the C shim.
-constexpr ptrdiff_t kSearchedBytes = 192;
+// Bytes of a TensorImpl that are looked at: all of it in torch 2.11 and 2.15.
+constexpr ptrdiff_t kSearchedBytes = 184;
 
 template <typename T>
 T Load(const char* base, ptrdiff_t offset) {

@@ -324,13 +324,13 @@ absl::Status CheckExceptions(const TorchApi& api, const AbiFeatures& features) {
 absl::Status SelfTest::CalibrateWrappedNumbers(TorchApi& api) {
   // TensorImpl holds, in this order: the number of elements (int64), the dtype (uint16), the device (two bytes and a
   // flag), and bit fields, of which the eighth is is_wrapped_number. The first is found by its value in two tensors.
-  constexpr size_t kSearchedBytes = 0xd0;
+  constexpr size_t kSearchedBytes = 184;  // a whole TensorImpl
   const auto find_count = [&](int64_t count, ptrdiff_t* offset) {
     absl::StatusOr<OwnedTensor> tensor = api.MakeEmpty(cir::DType::kUInt8, {count});
     if (!tensor.ok()) return false;
     const auto* bytes = static_cast<const uint8_t*>(tensor->ref().impl());
     // The size and the number of elements both hold the value; the latter comes later.
-    for (size_t at = kSearchedBytes; at >= 16; at -= 8) {
+    for (size_t at = kSearchedBytes - 8; at >= 16; at -= 8) {
       int64_t word = 0;
       std::memcpy(&word, bytes + at, sizeof(word));
       if (word != count) continue;
