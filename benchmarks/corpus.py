@@ -33,6 +33,7 @@ os.environ.setdefault("PYTHONHASHSEED", "0")
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import corpus_run  # noqa: E402
 from corpus_models import Spec, load_specs, sample  # noqa: E402
 from corpus_report import summary, write_coverage  # noqa: E402
 
@@ -95,8 +96,6 @@ def _child_main(spec: Spec, accelerator: Any | None, writer: int) -> None:
     faulthandler.enable()
     code = 1
     try:
-        import corpus_run
-
         answer = json.dumps(corpus_run.run(spec, accelerator)).encode()
         while answer:
             answer = answer[os.write(writer, answer) :]

@@ -110,8 +110,10 @@ def make_inputs(kind: str, model: Any, batch: int, length: int) -> dict[str, Any
     for part in kind.split("+"):
         if part == "text":
             out["input_ids"] = _ids(batch, length)
-            if "attention_mask" in parameters:
-                out["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
+        elif part == "mask":  # what a tokenizer makes: the second shape pads its last row
+            out["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
+            if batch > 1:
+                out["attention_mask"][-1, length - 3 :] = 0
         elif part == "decoder":
             out["decoder_input_ids"] = _ids(batch, length - 3)
         elif part == "image":
@@ -144,7 +146,7 @@ def make_inputs(kind: str, model: Any, batch: int, length: int) -> dict[str, Any
             count = sum(part.flatten(0, -2).shape[0] for part in parts)
             each, token = count // batch, _first(config, ("image_token_id", "image_token_index"), 0)
             ids = torch.cat([torch.full((batch, each), token), out["input_ids"]], 1)
-            out.update(input_ids=ids, attention_mask=torch.ones_like(ids))
+            out.update(input_ids=ids)
     unknown = [name for name in out if name not in parameters]
     if unknown:
         raise ValueError(f"forward has no {unknown}")
