@@ -41,7 +41,7 @@ SUITES: dict[str, tuple[list[ModuleType], int]] = {
 
 def iter_cases(suite: str) -> Iterator[tuple[str, Case]]:
     for module in SUITES[suite][0]:
-        for name, fn in vars(module).items():
+        for name, fn in list(vars(module).items()):
             if name.startswith("case_") and inspect.isgeneratorfunction(fn):
                 yield name, fn
 
