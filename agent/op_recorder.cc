@@ -46,9 +46,11 @@ struct TorchObjects {
   OwnedRef force_guard;  // torch._C._ForceDispatchKeyGuard
   OwnedRef key_set_type;
   OwnedRef restore_snapshot;  // torch._C._RestorePythonTLSSnapshot: the state in which Python called the operator
-  OwnedRef skipped_keys[4];  // what Python's calls skip during a trace: autograd, and view and version tracking
-  KeySets normal;            // outside of autocast
+  OwnedRef skipped_keys[4];   // what Python's calls skip during a trace: autograd, and view and version tracking
+  KeySets normal;             // outside of autocast
   KeySets inference;
+  uint64_t view_tracking = 0;
+  int32_t view_tracking_key = -1;
   uint64_t autocast_cpu = 0;
   uint64_t autocast_cuda = 0;
   OwnedRef clone;                                      // torch.ops.aten.clone.default
@@ -128,6 +130,8 @@ bool IsTensorListKind(cir::ArgKind kind) {
 
 const TensorBridge& Bridge() { return *T().bridge; }
 
+int32_t ViewTrackingKey() { return T().view_tracking_key; }
+
 bool IsPlainTensor(const TensorMeta& meta) {
   for (uint64_t known : T().plain_key_sets) {
     // The backend (CPU, CUDA) has the low bits; the rest is what kind of tensor it is.
@@ -172,6 +176,10 @@ absl::Status OpRecorder::Initialize() {
     PyErr_Clear();
     return absl::UnavailableError("this torch lacks a function that tracing needs; install torch >= 2.10");
   }
+  OwnedRef key_number = t.skipped_keys[3] ? OwnedRef::Steal(PyNumber_Long(t.skipped_keys[3].get())) : OwnedRef();
+  if (key_number) t.view_tracking_key = static_cast<int32_t>(PyLong_AsLong(key_number.get()));
+  PyErr_Clear();
+  t.view_tracking = RawOf(keys.get(), "ADInplaceOrView");
   t.autocast_cpu = RawOf(keys.get(), "AutocastCPU");
   t.autocast_cuda = RawOf(keys.get(), "AutocastCUDA");
   OwnedRef inference_mode = get(torch, "inference_mode");
@@ -286,14 +294,26 @@ void OpRecorder::Stop() {
   PyErr_Clear();
 }
 
+bool OpRecorder::IsUntrackedFactory(const Overload& overload) {
+  if (!overload.status.ok() || overload.schema.written_arguments() != 0) return false;
+  if (absl::EndsWith(overload.schema.name, "_like")) return true;
+  for (const cir::SchemaArgument& argument : overload.schema.arguments) {
+    if (absl::StartsWith(cir::ArgKindName(argument.kind), "Tensor")) return false;
+  }
+  return true;
+}
+
 // The operator as eager would run it: with the dispatch keys of a thread in the present mode, from the top. What the
 // dispatcher did before it came to the handler (autocast) does nothing the second time.
 PyObject* OpRecorder::RunAsEager(const Overload& overload, PyObject* args, PyObject* kwargs, uint32_t mode_bits) {
   static ProcessLifetime<std::unordered_map<uint32_t, std::pair<OwnedRef, OwnedRef>>> key_sets;
   TorchObjects& t = T();
-  auto& [include, exclude] = (*key_sets)[mode_bits & ~1u];
+  // Torch's own Python functions make new tensors without tracking their versions.
+  const bool untracked = IsUntrackedFactory(overload);
+  auto& [include, exclude] = (*key_sets)[(mode_bits & ~1u) | (untracked ? 0x100u : 0u)];
   if (!include) {
     KeySets sets = EagerKeySets(mode_bits);
+    if (untracked) sets.exclude |= T().view_tracking;
     include = OwnedRef::Steal(
         PyObject_CallMethod(t.key_set_type.get(), "from_raw_repr", "K", static_cast<unsigned long long>(sets.include)));
     exclude = OwnedRef::Steal(
@@ -728,7 +748,8 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
       storage = graph_.NewStorage();
     }
     TensorMeta meta = Bridge().Read(ref);
-    if (meta.requires_grad) {
+    // Without grad mode only views of weights say so, and the plan makes the same views.
+    if (meta.requires_grad && (mode_bits_ & 3) == 1) {
       tracer_->Refuse("autograd", "a result requires grad",
                       "call the model under torch.no_grad() or torch.inference_mode()");
     }

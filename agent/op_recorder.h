@@ -71,6 +71,7 @@ class OpRecorder final : public ConstantTensors {
   static const Overload* Describe(PyObject* overload);
   void Record(const Overload& overload, PyObject* args, PyObject* kwargs, std::vector<cir::Operand>* operands);
   static PyObject* RunAsEager(const Overload& overload, PyObject* args, PyObject* kwargs, uint32_t mode_bits);
+  static bool IsUntrackedFactory(const Overload& overload);
   void RefuseOldWrites(const cir::Op& op);
   void RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result);
   // An operator that hands data to Python, all of it constant: its result is a constant of the trace.
@@ -105,6 +106,9 @@ class OpRecorder final : public ConstantTensors {
 };
 
 const TensorBridge& Bridge();
+
+// Number of the dispatch key that tracks views and versions in this torch; negative if unknown.
+int32_t ViewTrackingKey();
 
 // A strided tensor without conj, neg or zero bit, not quantized, nested or wrapped by a transform.
 bool IsPlainTensor(const TensorMeta& meta);

@@ -229,6 +229,11 @@ class PlanBuilder {
     PlanStep step;
     step.mechanism = mechanism;
     step.op = op;
+    if (mechanism != Mechanism::kClone && options_.view_tracking_key >= 0 && api().set_key_excluded != nullptr &&
+        api().is_key_excluded != nullptr) {
+      step.untracked = cir::IsUntrackedFactory(plan_->graph_.ops[op]);
+      plan_->view_tracking_key_ = static_cast<uint16_t>(options_.view_tracking_key);
+    }
     step.call = static_cast<uint32_t>(plan_->calls_.size());
     plan_->calls_.push_back(std::move(call));
     plan_->steps_.push_back(std::move(step));

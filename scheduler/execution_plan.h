@@ -40,6 +40,9 @@ struct BuildOptions {
   bool allow_python_steps = true;
   bool allow_unboxed = true;
   bool fold_constants = true;
+  // Number of the dispatch key that tracks views and versions; factories run without it, as torch's Python functions
+  // do (cir::IsUntrackedFactory). Negative: they run with it.
+  int32_t view_tracking_key = -1;
   size_t max_folded_bytes = size_t{16} << 20;  // of one folded result; larger ones are cheap to make compared to keep
 };
 
@@ -47,6 +50,7 @@ struct PlanStep {
   Mechanism mechanism{};
   uint32_t op = 0;                       // position in Graph::ops; for kClone the position of the first user
   uint32_t call = 0;                     // position in the plan's calls
+  bool untracked = false;                // run without the key that tracks views and versions
   std::vector<uint32_t> operand_cells;   // kPython: in the order of OperandValues
   std::vector<uint32_t> result_cells;    // kPython
   std::vector<uint32_t> released_cells;  // emptied after the step
@@ -77,6 +81,7 @@ class ExecutionPlan {
   absl::Span<const PlanStep> steps() const { return steps_; }
   const torch_abi::PreparedCall& call(const PlanStep& step) const { return calls_[step.call]; }
   const PlanCounts& counts() const { return counts_; }
+  uint16_t view_tracking_key() const { return view_tracking_key_; }
 
   // Memory that steps make: when it lives, and how it would be packed into one arena.
   absl::Span<const StorageLifetime> lifetimes() const { return lifetimes_; }
@@ -111,6 +116,7 @@ class ExecutionPlan {
   std::vector<StorageLifetime> lifetimes_;
   memory::MemoryPlan memory_plan_;
   Partition partition_;
+  uint16_t view_tracking_key_ = 0;
   std::vector<void*> initial_cells_;
   std::vector<torch_abi::OwnedTensor> constants_;
   std::vector<uint32_t> owned_cells_;

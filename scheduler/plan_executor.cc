@@ -64,6 +64,30 @@ absl::Status RunPythonStep(const ExecutionPlan& plan, const PlanStep& step, void
   return absl::OkStatus();
 }
 
+// Keeps a dispatch key from being used on this thread for the length of one step.
+class KeyExclusion {
+ public:
+  KeyExclusion(const torch_abi::TorchApi& api, uint16_t key)
+      : api_(api), key_(key), was_excluded_(api.is_key_excluded(key)) {
+    if (!was_excluded_) api_.set_key_excluded(key_, true);
+  }
+  ~KeyExclusion() {
+    if (!was_excluded_) api_.set_key_excluded(key_, false);
+  }
+  KeyExclusion(const KeyExclusion&) = delete;
+  KeyExclusion& operator=(const KeyExclusion&) = delete;
+
+ private:
+  const torch_abi::TorchApi& api_;
+  const uint16_t key_;
+  const bool was_excluded_;
+};
+
+absl::Status RunUntracked(const ExecutionPlan& plan, const PlanStep& step, void** cells) {
+  const KeyExclusion exclusion(plan.api(), plan.view_tracking_key());
+  return plan.call(step).Invoke(plan.api(), cells);
+}
+
 absl::Status WithLocation(const ExecutionPlan& plan, const PlanStep& step, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(plan.DescribeOp(step.op), ": ", status.message()));
 }
@@ -90,6 +114,7 @@ absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const Tenso
 
   for (const PlanStep& step : plan.steps()) {
     const absl::Status status = step.mechanism == Mechanism::kPython ? RunPythonStep(plan, step, cells, python_steps)
+                                : step.untracked                     ? RunUntracked(plan, step, cells)
                                                                      : plan.call(step).Invoke(api, cells);
     if (!status.ok()) return WithLocation(plan, step, status);
     for (const uint32_t cell : step.released_cells) api.Drop(cells + cell);

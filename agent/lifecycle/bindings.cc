@@ -229,7 +229,7 @@ PyMethodDef kMethods[] = {
 
 int RegisterLifecycle(PyObject* module) noexcept { return RegisterLifecycleWith(module, CaptureTracer()); }
 
-int RegisterLifecycleWith(PyObject* module, const Tracer& tracer) noexcept {
+int RegisterLifecycleWith(PyObject* module, const PlanSource& tracer) noexcept {
   TheLifecycle().tracer = tracer;
   return PyModule_AddFunctions(module, kMethods);
 }

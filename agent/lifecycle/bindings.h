@@ -14,6 +14,6 @@ namespace cuvil::agent {
 int RegisterLifecycle(PyObject* module) noexcept;
 
 // The same with a tracer of the caller's; one tracer per process.
-int RegisterLifecycleWith(PyObject* module, const Tracer& tracer) noexcept;
+int RegisterLifecycleWith(PyObject* module, const PlanSource& tracer) noexcept;
 
 }  // namespace cuvil::agent

@@ -64,7 +64,7 @@ struct TracedCall {
 // What turns calls into plans.
 //
 // Threads: GIL held.
-struct Tracer {
+struct PlanSource {
   // Resolves what tracing needs, once; torch has been imported. The message is one sentence.
   absl::Status (*initialize)();
   // Runs the call for real, as `original` would, and watches it. No trace is active on any thread. Never fails: at

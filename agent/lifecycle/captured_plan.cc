@@ -13,6 +13,7 @@
 #include "agent/gil.h"
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/python_step.h"
+#include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
 #include "scheduler/execution_plan.h"
 #include "scheduler/plan_executor.h"
@@ -82,6 +83,7 @@ absl::Status CapturedPlan::Build() {
   const auto& api = LoadedApi();
   if (!api.ok()) return api.status();
   scheduler::BuildOptions options;
+  options.view_tracking_key = ViewTrackingKey();
   for (const torch_abi::TensorRef constant : capture_->constants()) {
     options.constants.push_back((*api)->NewReference(constant));
   }
@@ -224,6 +226,6 @@ absl::Status Initialize() {
 
 }  // namespace
 
-Tracer CaptureTracer() { return {Initialize, TraceWithCapture, SignatureHash}; }
+PlanSource CaptureTracer() { return {Initialize, TraceWithCapture, SignatureHash}; }
 
 }  // namespace cuvil::agent

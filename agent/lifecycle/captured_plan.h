@@ -4,7 +4,7 @@
 
 namespace cuvil::agent {
 
-// The trace injector as a Tracer: its plans are captures, replayed by the scheduler's plan executor.
-Tracer CaptureTracer();
+// The trace injector as a PlanSource: its plans are captures, replayed by the scheduler's plan executor.
+PlanSource CaptureTracer();
 
 }  // namespace cuvil::agent

@@ -38,7 +38,7 @@ struct Lifecycle {
   bool tracing = false;
 
   // A fake in tests. Set when the extension is loaded.
-  Tracer tracer{};
+  PlanSource tracer{};
 
   Settings settings;
   Statistics statistics;

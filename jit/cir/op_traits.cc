@@ -187,6 +187,14 @@ bool HasDynamicShape(const Graph& graph, const Op& op) {
          }) != nullptr;
 }
 
+bool IsUntrackedFactory(const Op& op) {
+  constexpr std::string_view kLike = "_like";
+  const std::string_view name = op.name;
+  if (op.effects.writes != 0) return false;
+  const bool like = name.size() > kLike.size() && name.substr(name.size() - kLike.size()) == kLike;
+  return like || OperandValues(op).empty();
+}
+
 bool IsUninitialized(const Op& op) {
   return FindRow(op.name, op.overload, [](const TraitRow& r) { return r.kind == TraitKind::kUninitialized; }) !=
          nullptr;

@@ -37,6 +37,10 @@ bool HasDynamicShape(const Graph& graph, const Op& op);
 // Makes the same tensors from the same constants every time and reads no tensor (arange, zeros, tril_indices).
 bool IsDeterministicFactory(const Op& op);
 
+// Torch's Python functions make new tensors (zeros, arange, rand, ones_like) without tracking their versions, although
+// what they call inside does when it is called as an operator.
+bool IsUntrackedFactory(const Op& op);
+
 // The contents of its results are whatever the memory held (empty, new_empty, ...).
 bool IsUninitialized(const Op& op);
 

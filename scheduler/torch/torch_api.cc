@@ -56,6 +56,10 @@ absl::StatusOr<std::shared_ptr<const TorchApi>> TorchApi::Load(const std::string
 #include "scheduler/torch/shim_functions.def"
 #undef CUVIL_SHIM
   SetHandleDeleter(api->delete_tensor);
+  api->is_key_excluded = reinterpret_cast<bool (*)(uint16_t)>(
+      api->FindSymbol("_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"));
+  api->set_key_excluded = reinterpret_cast<void (*)(uint16_t, bool)>(
+      api->FindSymbol("_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb"));
 
   void* undefined = nullptr;
   if (api->new_uninitialized_tensor(&undefined) != 0) {

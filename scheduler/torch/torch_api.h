@@ -45,6 +45,10 @@ class TorchApi {
 #include "scheduler/torch/shim_functions.def"
 #undef CUVIL_SHIM
 
+  // The calling thread's excluded dispatch keys (c10::impl); null where they are not exported.
+  bool (*is_key_excluded)(uint16_t key) = nullptr;
+  void (*set_key_excluded)(uint16_t key, bool excluded) = nullptr;
+
   // Null if the library does not export it.
   void* FindSymbol(const char* name) const;
 

@@ -172,7 +172,7 @@ PyMODINIT_FUNC PyInit__cuvil_lifecycle_fake() {
   using namespace cuvil::agent;
   PyObject* module = PyModule_Create(&kDefinition);
   if (module == nullptr) return nullptr;
-  const Tracer tracer{[] { return absl::OkStatus(); }, Trace, Hash};
+  const PlanSource tracer{[] { return absl::OkStatus(); }, Trace, Hash};
   if (RegisterLifecycleWith(module, tracer) < 0) {
     Py_DECREF(module);
     return nullptr;
