@@ -322,19 +322,20 @@ absl::Status CheckExceptions(const TorchApi& api, const AbiFeatures& features) {
 }  // namespace
 
 absl::Status SelfTest::CalibrateWrappedNumbers(TorchApi& api) {
-  // TensorImpl holds, in this order: the number of elements (int64), the dtype (uint16), the device (two bytes and a
-  // flag), and bit fields, of which the eighth is is_wrapped_number. The first is found by its value in two tensors.
-  constexpr size_t kSearchedBytes = 184;  // a whole TensorImpl
+  // TensorImpl holds, in this order: the dimension, five sizes, five strides, the storage offset, the number of
+  // elements (all of eight bytes), the dtype (two), the device (two and a flag), and bit fields, of which the eighth is
+  // is_wrapped_number. The search goes upwards and ends at the first match, so that it reads inside the object only:
+  // 176 bytes in torch 2.15, 184 in 2.11.
+  constexpr size_t kLastStart = 64;
   const auto find_count = [&](int64_t count, ptrdiff_t* offset) {
     absl::StatusOr<OwnedTensor> tensor = api.MakeEmpty(cir::DType::kUInt8, {count});
     if (!tensor.ok()) return false;
     const auto* bytes = static_cast<const uint8_t*>(tensor->ref().impl());
-    // The size and the number of elements both hold the value; the latter comes later.
-    for (size_t at = kSearchedBytes - 8; at >= 16; at -= 8) {
-      int64_t word = 0;
-      std::memcpy(&word, bytes + at, sizeof(word));
-      if (word != count) continue;
-      *offset = static_cast<ptrdiff_t>(at);
+    for (size_t at = 32; at <= kLastStart; at += 8) {
+      int64_t words[13];
+      std::memcpy(words, bytes + at, sizeof(words));
+      if (words[0] != 1 || words[1] != count || words[6] != 1 || words[11] != 0 || words[12] != count) continue;
+      *offset = static_cast<ptrdiff_t>(at + 12 * sizeof(int64_t));
       return true;
     }
     return false;
