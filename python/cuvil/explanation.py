@@ -84,13 +84,51 @@ class Explanation:
         return f"<cuvil.Explanation of {self._record.get('type', 'a module')}: {self.summary()}>"
 
     def __str__(self) -> str:
-        modules: list[Mapping[str, Any]] = list(self._record.get("modules", []))
         lines = [f"{self._record.get('type', 'module')}: {self.summary()}"]
-        if not modules:
+        groups = self._groups()
+        if not groups:
             lines.append("  No call of it has been seen while Cuvil was on. Call it, or pass arguments to explain().")
-        for module in modules:
-            lines += self._module_lines(module)
+        for module, others in groups:
+            lines += ["", _module_line(module), *_alike_lines(others)]
+            plans: list[Mapping[str, Any]] = list(module.get("plans", []))
+            lines += [_plan_line(number, plan) for number, plan in enumerate(plans, 1)]
+            if plans:
+                busiest = max(plans, key=lambda plan: int(plan.get("planned_calls", 0)))
+                if len(plans) > 1:
+                    lines.append(f"  plan {plans.index(busiest) + 1}, the busiest:")
+                lines += _plan_details(busiest)
+            lines += _refusal_lines(module)
         return "\n".join(lines)
+
+    def brief(self) -> str:
+        """The summary, a line for each module that Cuvil looked at, and the refusals."""
+        lines = [f"{self._record.get('type', 'module')}: {self.summary()}"]
+        for module, others in self._groups():
+            lines += [f"  {_module_line(module)}", *(f"  {line}" for line in _alike_lines(others))]
+            plans: list[Mapping[str, Any]] = list(module.get("plans", []))
+            if plans:
+                busiest = max(plans, key=lambda plan: int(plan.get("planned_calls", 0)))
+                lines.append(
+                    f"    {count(len(plans), 'plan')}, one for each kind of input; the busiest: "
+                    f"{count(int(busiest.get('operators', 0)), 'operator')} in place of "
+                    f"{count(int(busiest.get('python_frames', 0)), 'Python frame')}{_gain(busiest, ', ')}"
+                )
+            lines += [f"  {line}" for line in _refusal_lines(module)]
+        return "\n".join(lines)
+
+    def _groups(self) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+        """Modules in order; those that fared exactly like the one before them (layers of a stack) go with it."""
+        groups: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
+        last: object = None
+        for module in self._record.get("modules", []):
+            refusals = [(r.get("code"), r.get("file"), r.get("line")) for r in module.get("refusals", [])]
+            fate = (module.get("type"), module.get("state"), len(module.get("plans", [])), refusals)
+            if groups and fate == last:
+                groups[-1][1].append(module)
+            else:
+                groups.append((module, []))
+            last = fate
+        return groups
 
     def summary(self) -> str:
         """One line: how much of the model is planned, and who answered the calls."""
@@ -112,43 +150,56 @@ class Explanation:
             return f"{how}; {count(root_calls, 'call')}, {by_plan:,} by plan"
         return f"{how}; {count(root_calls, 'call')}, {by_plan:,} module calls by plan"
 
-    def _module_lines(self, module: Mapping[str, Any]) -> list[str]:
-        path = module.get("path") or "(the model)"
-        state = str(module.get("state", "eager"))
-        calls = int(module.get("calls", 0))
-        served = f"{int(module.get('planned_calls', 0)):,} by plan, {int(module.get('eager_calls', 0)):,} by eager"
-        lines = [
-            "",
-            f"{path}  {module.get('type', '')}: {_STATES.get(state, state)} · {count(calls, 'call')}: {served}",
-        ]
-        for number, plan in enumerate(module.get("plans", []), 1):
-            lines += _plan_lines(number, plan)
-        refusals, more = _shown(list(module.get("refusals", [])), "refusal")
-        for refusal in refusals:
-            times = int(refusal.get("count", 1))
-            again = f" ({times}×)" if times > 1 else ""
-            place = f"{_place(refusal['file'], refusal.get('line'))}: " if refusal.get("file") else ""
-            lines.append(f"  not planned [{refusal.get('code', '?')}]{again}: {place}{refusal.get('message', '')}")
-            if refusal.get("advice"):
-                lines.append(f"    advice: {refusal['advice']}")
-        return lines + more
+
+def _module_line(module: Mapping[str, Any]) -> str:
+    path = module.get("path") or "(the model)"
+    state = str(module.get("state", "eager"))
+    served = f"{int(module.get('planned_calls', 0)):,} by plan, {int(module.get('eager_calls', 0)):,} by eager"
+    calls = count(int(module.get("calls", 0)), "call")
+    return f"{path}  {module.get('type', '')}: {_STATES.get(state, state)} · {calls}: {served}"
 
 
-def _plan_lines(number: int, plan: Mapping[str, Any]) -> list[str]:
-    mechanisms: Mapping[str, int] = plan.get("mechanisms", {})
+def _alike_lines(modules: list[Mapping[str, Any]]) -> list[str]:
+    if not modules:
+        return []
+    paths = [str(module.get("path")) for module in modules]
+    shown = ", ".join(paths) if len(paths) <= 3 else f"{paths[0]}, {paths[1]} … {paths[-1]}"
+    return [f"  and so {count(len(paths), 'module')} more: {shown}"]
+
+
+def _refusal_lines(module: Mapping[str, Any]) -> list[str]:
+    lines = []
+    refusals, more = _shown(list(module.get("refusals", [])), "refusal")
+    for refusal in refusals:
+        times = int(refusal.get("count", 1))
+        again = f" ({times}×)" if times > 1 else ""
+        place = f"{_place(refusal['file'], refusal.get('line'))}: " if refusal.get("file") else ""
+        lines.append(f"  not planned [{refusal.get('code', '?')}]{again}: {place}{refusal.get('message', '')}")
+        if refusal.get("advice"):
+            lines.append(f"    advice: {refusal['advice']}")
+    return lines + more
+
+
+def _gain(plan: Mapping[str, Any], before: str) -> str:
+    """`before` and the two times, or nothing if the plan has not been timed against eager."""
+    planned_ns, eager_ns = float(plan.get("planned_ns") or 0), float(plan.get("eager_ns") or 0)
+    if not planned_ns or not eager_ns:
+        return ""
+    ratio = f"{eager_ns / planned_ns:.2f}×"
+    return f"{before}{duration(planned_ns)} by plan, {duration(eager_ns)} by eager ({ratio})"
+
+
+def _plan_line(number: int, plan: Mapping[str, Any]) -> str:
     state = str(plan.get("state", "planned"))
-    head = f"  plan {number}"
-    if plan.get("signature"):
-        head += f"  {plan['signature']}"
+    text = f"  plan {number}  {plan.get('signature') or 'no tensor inputs'}{_gain(plan, '  ')}"
     if state != "planned":
-        head += f"  ({_STATES.get(state, state)})"
-    lines = [head]
-    if plan.get("planned_ns") and plan.get("eager_ns"):
-        planned_ns, eager_ns = float(plan["planned_ns"]), float(plan["eager_ns"])
-        lines.append(
-            f"    time      {duration(planned_ns)} by plan, {duration(eager_ns)} by eager "
-            f"({eager_ns / planned_ns:.2f}×), {count(int(plan.get('planned_calls', 0)), 'call')} served"
-        )
+        return f"{text}  ({_STATES.get(state, state)})"
+    return f"{text}  {count(int(plan.get('planned_calls', 0)), 'call')} served"
+
+
+def _plan_details(plan: Mapping[str, Any]) -> list[str]:
+    lines = []
+    mechanisms: Mapping[str, int] = plan.get("mechanisms", {})
     if "operators" in plan:
         frames = int(plan.get("python_frames", 0))
         lines.append(

@@ -90,7 +90,33 @@ def test_children_planned_in_place_of_a_refused_parent_are_counted() -> None:
     ]
     explanation = Explanation(data)
     assert explanation.summary() == "2 modules planned, 1 module not; 100 calls, 11 module calls by plan"
-    assert "encoder.1  torch.nn.modules.container.Sequential: planned" in str(explanation)
+    assert "encoder.0  torch.nn.modules.container.Sequential: planned" in str(explanation)
+    assert "and so 1 module more: encoder.1" in str(explanation)
+
+
+def test_layers_that_fared_alike_are_shown_once() -> None:
+    data = record()
+    data["modules"] += [{**record()["modules"][0], "path": f"layers.{n}", "type": "Layer"} for n in range(32)]
+    text = str(Explanation(data))
+    assert "and so 31 modules more: layers.1, layers.2 … layers.31" in text
+    assert text.count("by line of Python") == 2
+
+
+def test_only_the_busiest_plan_is_shown_in_full() -> None:
+    plans = [{**PLAN, "signature": f"f32[{n}]", "planned_calls": n, "guards": {"dict": n}} for n in (3, 9, 5)]
+    text = str(Explanation(record(plans=plans)))
+    assert [f"plan {n}  f32[{m}]" in text for n, m in ((1, 3), (2, 9), (3, 5))] == [True] * 3
+    assert "plan 2, the busiest:" in text
+    assert text.count("guards ") == 1
+    assert "guards    9: dict 9" in text
+
+
+def test_brief_has_a_line_for_each_module_and_the_refusals() -> None:
+    text = Explanation(record(refusals=[REFUSAL])).brief()
+    assert len(text.splitlines()) == 5
+    assert "1 plan, one for each kind of input; the busiest: 8 operators in place of 21 Python frames" in text
+    assert "30 µs by plan, 90 µs by eager (3.00×)" in text
+    assert "[data-read]" in text
 
 
 def test_unseen_model_says_what_to_do() -> None:
