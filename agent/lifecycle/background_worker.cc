@@ -67,6 +67,11 @@ std::vector<std::shared_ptr<BackgroundWorker::Job>> BackgroundWorker::TakeFinish
   return std::exchange(finished_, {});
 }
 
+void BackgroundWorker::WaitFor(const std::function<bool()>& done, std::chrono::nanoseconds timeout) {
+  std::unique_lock<std::mutex> lock(sync_->mutex);
+  sync_->idle.wait_for(lock, timeout, done);
+}
+
 void BackgroundWorker::Drain() {
   std::unique_lock<std::mutex> lock(sync_->mutex);
   sync_->idle.wait(lock, [this] { return !running_ || !Busy(); });

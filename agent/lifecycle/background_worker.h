@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -47,6 +48,9 @@ class BackgroundWorker {
   // One relaxed load; true if TakeFinished() has something.
   bool HasFinished() const { return has_finished_.load(std::memory_order_relaxed); }
   std::vector<std::shared_ptr<Job>> TakeFinished();
+
+  // Blocks until `done`, which a job made true, or for `timeout`. Call without the GIL. `done` runs under the mutex.
+  void WaitFor(const std::function<bool()>& done, std::chrono::nanoseconds timeout);
 
   // Blocks until nothing is queued or running. Call without the GIL.
   void Drain();

@@ -76,7 +76,9 @@ bool DecideByEntry(ModuleState& state, const CallArgs& call, const EntryPtr& ent
     if (stage == PlanEntry::Stage::kDropped || !entry->plan->MatchesInputs(call)) return false;
     if (stage == PlanEntry::Stage::kBuilding) {
       // A fork may have brought this entry into a process without a builder.
-      return TheLifecycle().worker.EnsureRunning().ok();
+      if (!TheLifecycle().worker.EnsureRunning().ok()) return false;
+      WaitForBuild(*entry);
+      if (entry->stage.load(std::memory_order_acquire) != PlanEntry::Stage::kBuilt) return true;
     }
     if (!entry->build_status.ok()) {
       Refusal refusal;

@@ -1,5 +1,7 @@
 #include "agent/lifecycle/plan_builder.h"
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -13,6 +15,8 @@
 
 namespace cuvil::agent {
 namespace {
+
+constexpr uint64_t kMaxWaitNs = 20'000'000;
 
 class BuildJob : public BackgroundWorker::Job {
  public:
@@ -57,6 +61,16 @@ void BuildInBackground(const std::shared_ptr<PlanEntry>& entry) {
   Count(lifecycle.statistics.faults);
   Log(LogLevel::kWarning, "submit", absl::StrCat("no background thread: ", std::string(status.message())));
   BuildNow(entry);
+}
+
+void WaitForBuild(PlanEntry& entry) {
+  if (entry.waited) return;
+  entry.waited = true;
+  const std::chrono::nanoseconds timeout(std::min(entry.trace_ns / 32, kMaxWaitNs));
+  if (timeout < std::chrono::microseconds(10)) return;
+  const GilRelease no_gil;
+  TheLifecycle().worker.WaitFor(
+      [&entry] { return entry.stage.load(std::memory_order_acquire) != PlanEntry::Stage::kBuilding; }, timeout);
 }
 
 }  // namespace cuvil::agent

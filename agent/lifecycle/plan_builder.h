@@ -13,4 +13,8 @@ namespace cuvil::agent {
 void BuildNow(const std::shared_ptr<PlanEntry>& entry);
 void BuildInBackground(const std::shared_ptr<PlanEntry>& entry);
 
+// Waits once per entry for the builder, for a small part of what the traced call took: building is mostly a matter of
+// milliseconds, and a whole eager call instead would be the longer wait.
+void WaitForBuild(PlanEntry& entry);
+
 }  // namespace cuvil::agent

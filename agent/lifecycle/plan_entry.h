@@ -39,6 +39,7 @@ struct PlanEntry {
   uint64_t build_ns = 0;
 
   Adoption adoption;
+  bool waited = false;        // a call has waited for the builder
   bool comparing = false;     // a thread is running the comparing call
   uint32_t inconclusive = 0;  // comparing calls that ended without a verdict
   uint64_t num_planned = 0;

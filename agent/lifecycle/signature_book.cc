@@ -9,6 +9,10 @@ namespace {
 constexpr uint32_t kMaxSightingShift = 12;
 constexpr uint32_t kMaxRefusalShift = 16;
 
+// More than a quarter of the last calls were new: three new ones in a row, or a quarter of the calls for a long time.
+constexpr uint32_t kMuchNovelty = 64;
+constexpr uint32_t kNoveltyShift = 2;
+
 }  // namespace
 
 SignatureBook::Record& SignatureBook::Find(uint64_t hash) {
@@ -38,13 +42,16 @@ bool SignatureBook::ShouldTrace(uint64_t hash) {
   ++tick_;
   if (IsBanned(hash)) return false;
   Record& record = Find(hash);
+  const bool is_new = record.last_tick == 0;
   record.last_tick = tick_;
   ++record.sightings;
+  novelty_ = novelty_ * 7 / 8 + (is_new ? 32 : 0);
   if (tick_ < record.next_tick) return false;
   const uint32_t by_signature =
       record.unused > options_.free_per_signature ? record.unused - options_.free_per_signature : 0;
   const uint32_t by_module = unused_ > options_.free_per_module ? (unused_ - options_.free_per_module) / 2 : 0;
-  const uint32_t shift = std::min(std::max(by_signature, by_module), kMaxSightingShift);
+  uint32_t shift = std::min(std::max(by_signature, by_module), kMaxSightingShift);
+  if (options_.mind_novelty && novelty_ > kMuchNovelty) shift = std::max(shift, kNoveltyShift);
   return record.sightings >= uint64_t{options_.first_sighting} << shift;
 }
 

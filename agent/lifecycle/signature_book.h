@@ -10,7 +10,9 @@ namespace cuvil::agent {
 // Decides which of a module's unplanned calls are worth a trace; constant time and memory however signatures change.
 //
 // A signature is traced when it is seen often enough: at the first or second sighting at first, and after twice as
-// many each time a capture was made that no call ever used. A refusal is reconsidered after a number of calls that
+// many each time a capture was made that no call ever used. While many calls bring signatures that were not seen
+// before, four times as many are asked for: a repetition among them is chance, and 200 random lengths may cost no more
+// than two eager calls in all. A refusal is reconsidered after a number of calls that
 // doubles. A module that is refused and has no plan in use skips even the hashing of its signatures meanwhile.
 //
 // Threads: thread-compatible (the agent uses it under the GIL).
@@ -22,9 +24,10 @@ class SignatureBook {
     uint32_t free_per_module = 4;       // the same over all of the module's signatures
     uint32_t first_refusal_calls = 16;  // calls until the first refusal is reconsidered
     uint32_t retries = 3;               // refusals in a row that may ask for the very next call
+    bool mind_novelty = true;
     static Options Background() { return Options(); }
     // Deterministic for tests: traced at the first call, and again at once whenever a guarded state changed.
-    static Options Sync() { return Options{1, 8, 64, 4, 3}; }
+    static Options Sync() { return Options{1, 8, 64, 4, 3, false}; }
   };
 
   // Calls that need gradients and calls that do not are refused for different reasons, so each kind backs off alone.
@@ -80,6 +83,7 @@ class SignatureBook {
   std::array<uint64_t, 2> skip_{};
   std::array<uint32_t, 2> refusals_{};  // in a row, over all signatures
   uint32_t unused_ = 0;
+  uint32_t novelty_ = 0;  // share of new signatures among the last calls without a plan, in 1/256, decaying by eighths
   bool in_use_ = false;
   bool all_banned_ = false;
   std::vector<Record> records_;  // kSlots once anything was seen; modules that are never outermost stay small

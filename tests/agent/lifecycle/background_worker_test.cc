@@ -73,6 +73,23 @@ TEST(BackgroundWorkerTest, StopReturnsWhatWasQueuedAndAllowsANewStart) {
   EXPECT_EQ(ran, 100);
 }
 
+TEST(BackgroundWorkerTest, WaitsForAJobAndForNoLongerThanAsked) {
+  BackgroundWorker worker(nullptr);
+  std::atomic<bool> done{false};
+  std::atomic<bool> go{false};
+  ASSERT_TRUE(worker
+                  .Submit(std::make_shared<CallJob>([&] {
+                    while (!go) std::this_thread::yield();
+                    done = true;
+                  }))
+                  .ok());
+  worker.WaitFor([&done] { return done.load(); }, std::chrono::milliseconds(5));
+  EXPECT_FALSE(done);
+  go = true;
+  worker.WaitFor([&done] { return done.load(); }, std::chrono::minutes(1));
+  EXPECT_TRUE(done);
+}
+
 TEST(BackgroundWorkerTest, ManyThreadsMaySubmit) {
   BackgroundWorker worker(nullptr);
   std::atomic<int> ran{0};

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+#include <set>
+
 namespace cuvil::agent {
 namespace {
 
@@ -22,6 +25,43 @@ TEST(SignatureBookTest, TracesAtTheFirstSightingInSyncMode) {
 TEST(SignatureBookTest, AStreamOfNewSignaturesIsNeverTraced) {
   SignatureBook book(Options::Background());
   for (uint64_t hash = 1; hash <= 100'000; ++hash) ASSERT_FALSE(book.ShouldTrace(hash * 0x9E3779B97F4A7C15));
+}
+
+TEST(SignatureBookTest, RandomLengthsAreHardlyEverTraced) {
+  SignatureBook book(Options::Background());
+  std::mt19937 random(7);
+  int num_traces = 0;
+  for (int i = 0; i < 200; ++i) {
+    const uint64_t hash = 1 + random() % 153;
+    if (book.ShouldTrace(hash)) {
+      ++num_traces;
+      book.Captured(hash);
+    }
+  }
+  EXPECT_LE(num_traces, 2);
+}
+
+TEST(SignatureBookTest, AFewShapesInTurnAreAllTraced) {
+  SignatureBook book(Options::Background());
+  std::set<uint64_t> planned;
+  for (uint64_t i = 0; i < 16; ++i) {
+    const uint64_t hash = 1 + i % 4;
+    if (planned.count(hash) != 0) {
+      book.Served(hash);
+    } else if (book.ShouldTrace(hash)) {
+      book.Captured(hash);
+      planned.insert(hash);
+    }
+  }
+  EXPECT_EQ(planned.size(), 4u);
+}
+
+TEST(SignatureBookTest, AShapeThatStaysAfterManyNewOnesIsTracedSoon) {
+  SignatureBook book(Options::Background());
+  for (uint64_t hash = 1; hash <= 100; ++hash) ASSERT_FALSE(book.ShouldTrace(hash));
+  int calls = 1;
+  while (!book.ShouldTrace(1'000)) ++calls;
+  EXPECT_LE(calls, 12);
 }
 
 TEST(SignatureBookTest, SignaturesThatChangeAfterEachTraceAreTracedLessAndLess) {
@@ -109,7 +149,7 @@ TEST(SignatureBookTest, ARefusalThatSettlesIsTriedAtTheNextCallButNotForever) {
     ++num_traces;
     book.Refused(1, Mode::kInference, true);
   }
-  EXPECT_EQ(num_traces, 4);
+  EXPECT_EQ(num_traces, 4) << "at the fourth sighting at the latest";
   EXPECT_TRUE(book.Skip(Mode::kInference));
 }
 
