@@ -61,6 +61,36 @@ uint32_t TypeTag(PyTypeObject* type) noexcept {
   return type->tp_version_tag;
 }
 
+bool HasInstanceAttributes(PyObject* object) noexcept {
+  const PyTypeObject* type = Py_TYPE(object);
+  PyObject* dict = nullptr;
+  if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) {
+    // Include/internal/pycore_object.h and pycore_dict.h: 3.11 keeps a pointer to the values at -4 words and the dict
+    // at -3; 3.12 has one word at -3 whose low bit tells values (address - 1) from a dict; 3.13 has the dict at -3 and
+    // the values behind the object. How many values are in use stands two bytes before the first (3.13: in the header).
+    PyObject** words = reinterpret_cast<PyObject**>(object);
+#if CUVIL_PY311
+    const auto* values = reinterpret_cast<const uint8_t*>(words[-4]);
+    if (values != nullptr) return values[-2] != 0;
+    dict = words[-3];
+#elif PY_VERSION_HEX < 0x030D0000
+    const auto word = reinterpret_cast<uintptr_t>(words[-3]);
+    if ((word & 1) != 0) return reinterpret_cast<const uint8_t*>(word + 1)[-2] != 0;
+    dict = words[-3];
+#else
+    dict = words[-3];
+    if (dict == nullptr && (type->tp_flags & Py_TPFLAGS_INLINE_VALUES) != 0) {
+      // struct _dictvalues begins with capacity, size, embedded, valid, one byte each.
+      const uint8_t* values = reinterpret_cast<const uint8_t*>(object) + type->tp_basicsize;
+      return values[3] != 0 && values[1] != 0;
+    }
+#endif
+  } else if (PyObject** pointer = _PyObject_GetDictPtr(object); pointer != nullptr) {
+    dict = *pointer;
+  }
+  return dict != nullptr && PyDict_GET_SIZE(dict) != 0;
+}
+
 PyObject* TypeNamespace(PyTypeObject* type) noexcept {
 #if PY_VERSION_HEX >= 0x030C0000
   PyObject* dict = PyType_GetDict(type);

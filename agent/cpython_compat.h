@@ -241,12 +241,16 @@ inline constexpr int kDictTagShift = 0;
 // Moves whenever a key is added, removed or bound to another object; unique among all dicts of the process.
 // Not noticed: see docs/design/0003-interception.md and the guards' record.
 inline uint64_t DictTag(const PyDictObject* dict) noexcept { return dict->ma_version_tag >> kDictTagShift; }
+inline constexpr int16_t kDictTagOffset = offsetof(PyDictObject, ma_version_tag);
 #pragma GCC diagnostic pop
 
 // The tag as it stands: 0 when the type changed since a tag was assigned. One load, for polling.
 inline uint32_t CurrentTypeTag(const PyTypeObject* type) noexcept { return type->tp_version_tag; }
 // Assigns a tag if the type has none; 0: the interpreter gives this type none any more, so it cannot be guarded.
 uint32_t TypeTag(PyTypeObject* type) noexcept;
+
+// The object has attributes of its own in a __dict__. Makes no dict; no Python code runs.
+bool HasInstanceAttributes(PyObject* object) noexcept;
 
 // The type's own namespace, without its bases'; on 3.12+ builtin types keep it outside of tp_dict. Borrowed.
 PyObject* TypeNamespace(PyTypeObject* type) noexcept;

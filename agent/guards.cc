@@ -109,20 +109,27 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const HeapEntry& entry = entries[i];
     if (!old[i] || entry.structural) continue;
-    Check check{entry.kind,
-                static_cast<uint32_t>(details_.size()),
-                entry.object,
-                0,
-                reinterpret_cast<uintptr_t>(Py_TYPE(entry.object)),
-                entry.offset};
+    Check check{};
+    check.kind = entry.kind;
+    check.offset = static_cast<int16_t>(entry.offset);
+    check.details = static_cast<uint32_t>(details_.size());
+    check.object = entry.object;
+    check.type = reinterpret_cast<uintptr_t>(Py_TYPE(entry.object));
+    // An object with thousands of slots: the check cannot say where to look, so it never passes.
+    if (check.offset != entry.offset) check.kind = StateKind::kOpaque;
     Details details;
     details.whole = entry.whole;
     details.what = std::string(KindName(entry.kind)) + ": " + Py_TYPE(entry.object)->tp_name;
     auto add_value = [&](PyObject* value) { details.values.emplace_back(value); };
-    switch (entry.kind) {
+    switch (check.kind) {
       case StateKind::kInstance:
-        check.expected = reinterpret_cast<uintptr_t>(entry.pointers[0]);
-        check.second = reinterpret_cast<uintptr_t>(entry.pointers[1]);
+        check.plain = 1;
+        check.type = reinterpret_cast<uintptr_t>(entry.pointers[0]);
+        check.value = reinterpret_cast<uintptr_t>(entry.pointers[1]);
+        if (check.offset == 0) {  // no __dict__: the type is compared twice
+          check.offset = offsetof(PyObject, ob_type);
+          check.value = check.type;
+        }
         break;
       case StateKind::kDict:
       case StateKind::kType:
@@ -133,11 +140,15 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
         }
         if (entry.kind == StateKind::kType) {
           details.what = std::string("class ") + reinterpret_cast<PyTypeObject*>(entry.object)->tp_name;
-          check.expected = TypeTag(reinterpret_cast<PyTypeObject*>(entry.object));
+          check.value = TypeTag(reinterpret_cast<PyTypeObject*>(entry.object));
         } else {
-          check.expected = DictTag(reinterpret_cast<PyDictObject*>(entry.object));
+          check.shift = kDictTagShift;
+          check.offset = kDictTagOffset;
+          check.plain = 1;
+          check.value = DictTag(reinterpret_cast<PyDictObject*>(entry.object));
           if (entry.whole && entry.items.size() > 1 && PyODict_Check(entry.object)) {
-            details.ordered = true;
+            check.plain = 0;
+            check.ordered = 1;
             details.order_state = OrderedDictState(entry.object);
           }
         }
@@ -160,7 +171,7 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
         add_value(entry.pointers[1]);
         break;
       case StateKind::kWeakref:
-        check.expected = reinterpret_cast<uintptr_t>(entry.pointers[0]);
+        check.value = reinterpret_cast<uintptr_t>(entry.pointers[0]);
         break;
       case StateKind::kOpaque:
         break;  // never old: the trace would have been refused
@@ -177,7 +188,7 @@ bool GuardSet::DictStillMatches(Check& check) {
   PyObject* dict = check.object;
   uint64_t tag = DictTag(reinterpret_cast<PyDictObject*>(dict));
   if (details.whole) {
-    if (details.ordered || static_cast<size_t>(PyDict_GET_SIZE(dict)) != details.keys.size()) return false;
+    if (check.ordered || static_cast<size_t>(PyDict_GET_SIZE(dict)) != details.keys.size()) return false;
     Py_ssize_t position = 0;
     PyObject* key;
     PyObject* value;
@@ -194,29 +205,27 @@ bool GuardSet::DictStillMatches(Check& check) {
       if (!details.values[i].Matches(value)) return false;
     }
   }
-  check.expected = tag;
+  check.value = tag;
   return true;
 }
 
 bool GuardSet::Passes(Check& check) {
   PyObject* object = check.object;
   // An object without weak references may have been replaced by one of another type at the same address.
-  if (check.kind != StateKind::kInstance && reinterpret_cast<uintptr_t>(Py_TYPE(object)) != check.second) return false;
+  if (reinterpret_cast<uintptr_t>(Py_TYPE(object)) != check.type) return false;
   switch (check.kind) {
-    case StateKind::kInstance: {
-      if (reinterpret_cast<uintptr_t>(Py_TYPE(object)) != check.expected) return false;
-      return check.offset == 0 || reinterpret_cast<uintptr_t>(LoadPointer(object, check.offset)) == check.second;
-    }
+    case StateKind::kInstance:
+      return false;  // plain, and its __dict__ is another one
     case StateKind::kDict: {
-      if (DictTag(reinterpret_cast<PyDictObject*>(object)) != check.expected && !DictStillMatches(check)) return false;
-      const Details& details = details_[check.details];
-      return !details.ordered || OrderedDictState(object) == details.order_state;
+      if (DictTag(reinterpret_cast<PyDictObject*>(object)) != check.value && !DictStillMatches(check)) return false;
+      // The details are another cache line for each of a thousand dicts: only where order counts.
+      return !check.ordered || OrderedDictState(object) == details_[check.details].order_state;
     }
     case StateKind::kType: {
       // No second look at the names that were read: a special method, a base or an attribute hook may have come or
       // gone.
       uint32_t tag = CurrentTypeTag(reinterpret_cast<PyTypeObject*>(object));
-      return tag != 0 && tag == check.expected;
+      return tag != 0 && tag == check.value;
     }
     case StateKind::kList: {
       const Details& details = details_[check.details];
@@ -269,7 +278,7 @@ bool GuardSet::Passes(Check& check) {
     }
     case StateKind::kWeakref:
       // The reference object itself is alive, so its referent either is the same or is gone.
-      return reinterpret_cast<uintptr_t>(PyWeakref_GET_OBJECT(object)) == check.expected;
+      return reinterpret_cast<uintptr_t>(PyWeakref_GET_OBJECT(object)) == check.value;
     case StateKind::kOpaque:
       return false;
   }
@@ -277,9 +286,17 @@ bool GuardSet::Passes(Check& check) {
 }
 
 bool GuardSet::Hold() {
-  for (size_t i = 0; i < checks_.size(); ++i) {
-    if (!Passes(checks_[i])) {
-      last_failure_ = static_cast<int64_t>(i);
+  for (Check& check : checks_) {
+    if (check.plain) {
+      const char* object = reinterpret_cast<const char*>(check.object);
+      uintptr_t word;
+      std::memcpy(&word, object + check.offset, sizeof word);
+      if (reinterpret_cast<uintptr_t>(Py_TYPE(check.object)) == check.type && (word >> check.shift) == check.value) {
+        continue;
+      }
+    }
+    if (!Passes(check)) {
+      last_failure_ = &check - checks_.data();
       return false;
     }
   }

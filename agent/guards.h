@@ -81,20 +81,25 @@ class GuardSet {
   std::string LastFailure() const;
 
  private:
+  // 32 bytes, so that two share a cache line. A plain check is two compares without a look at the kind:
+  // the object's type, and one word of the object, shifted (a dict's version tag, an instance's __dict__ pointer).
   struct Check {
     StateKind kind;
-    uint32_t details;    // index into details_
-    PyObject* object;    // borrowed: alive while the checks before this one hold
-    uintptr_t expected;  // tag, type pointer or value pointer
-    uintptr_t second;    // kInstance: __dict__ pointer; else the object's type
-    Py_ssize_t offset;   // kInstance, kMember
+    uint8_t shift = 0;
+    int16_t offset = 0;     // in bytes: of that word; kMember: of the member
+    uint32_t details : 30;  // index into details_: only looked at when a tag has moved
+    uint32_t plain : 1;
+    uint32_t ordered : 1;        // kDict: an OrderedDict with several entries read as a whole: order counts
+    PyObject* object = nullptr;  // borrowed: alive while the checks before this one hold
+    uintptr_t type = 0;
+    uintptr_t value = 0;  // the word, shifted; kType: version tag; kWeakref: referent
   };
+  static_assert(sizeof(void*) != 8 || sizeof(Check) == 32);
   struct Details {
     std::vector<PyObject*> keys;  // owned; kDict and kType
     std::vector<Py_hash_t> hashes;
     std::vector<ExpectedValue> values;
     bool whole = false;
-    bool ordered = false;  // an OrderedDict with several entries read as a whole: order counts
     uintptr_t order_state = 0;
     std::string what;  // for LastFailure()
     ~Details();

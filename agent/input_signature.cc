@@ -4,17 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
+#include "agent/cpython_compat.h"
 #include "agent/heap_log.h"
 #include "agent/op_recorder.h"
 
 namespace cuvil::agent {
 namespace {
-
-// Somebody put Python attributes on the tensor.
-bool HasAttributes(PyObject* tensor) {
-  PyObject** dict = _PyObject_GetDictPtr(tensor);
-  return dict != nullptr && *dict != nullptr && PyDict_GET_SIZE(*dict) != 0;
-}
 
 constexpr int kMaxDepth = 16;
 
@@ -133,7 +128,7 @@ bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, 
     node.kind = Kind::kTensor;
     node.meta = Bridge().Read(Bridge().FromPyObject(object));
     node.type = type;
-    if (HasAttributes(object)) {
+    if (HasInstanceAttributes(object)) {
       node.pinned = true;
       node.value = ExpectedValue(object);
     }
@@ -189,7 +184,7 @@ bool InputSignature::MatchNode(PyObject* object, bool compare) const {
       if (Py_TYPE(object) != node.type) return false;
       if (!compare) return true;
       if (!Bridge().SameMeta(Bridge().FromPyObject(object), node.meta)) return false;
-      return node.pinned ? node.value.Matches(object) : !HasAttributes(object);
+      return node.pinned ? node.value.Matches(object) : !HasInstanceAttributes(object);
     case Kind::kSameAs:
       return seen_[node.count] == object;
     case Kind::kAtom:

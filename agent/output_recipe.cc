@@ -118,7 +118,7 @@ struct OutputRecipe::Describer {
       node.existing_pointer = tensor;
       return index;
     }
-    if (InstanceAttributes(tensor)) {
+    if (HasInstanceAttributes(tensor)) {
       *why_not = "a result tensor carries Python attributes";
       return -1;
     }
@@ -128,11 +128,6 @@ struct OutputRecipe::Describer {
     node.kind = Kind::kResult;
     node.index = found->second;
     return index;
-  }
-
-  static bool InstanceAttributes(PyObject* object) {
-    PyObject** dict = _PyObject_GetDictPtr(object);
-    return dict != nullptr && *dict != nullptr && PyDict_GET_SIZE(*dict) > 0;
   }
 
   bool AddChild(uint32_t index, PyObject* child, int depth, std::vector<uint32_t> Node::*list) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "agent/cpython_compat.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {
@@ -74,6 +75,7 @@ class Comparer {
   bool SameSequence(PyObject* eager, PyObject* planned, PyObject* rerun, const std::string& path, int depth);
   bool SameDict(PyObject* eager, PyObject* planned, PyObject* rerun, const std::string& path, int depth);
   // What a subclass, or an object of a user class, keeps beside its C part.
+  bool SameSlots(PyObject* eager, PyObject* planned, const std::string& path, int depth);
   bool SameInstanceDict(PyObject* eager, PyObject* planned, const std::string& path, int depth);
   // Bytes of the tensor's values as a flat uint8 tensor.
   OwnedRef Bytes(PyObject* tensor);
@@ -188,8 +190,13 @@ bool Comparer::Equal(PyObject* eager, PyObject* planned, PyObject* rerun, const 
     same = SameDict(eager, planned, rerun, path, depth);
   } else if (_PyObject_GetDictPtr(eager) != nullptr) {
     return SameInstanceDict(eager, planned, path, depth);
+  } else if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) {
+    // Builtin and C types without attributes of their own: torch.device, torch.Size, enumerations of C libraries.
+    const int equal = PyObject_RichCompareBool(eager, planned, Py_EQ);
+    if (equal < 0) return false;
+    return equal == 1 || Differ(path, absl::StrCat(Repr(planned), " instead of ", Repr(eager)));
   } else {
-    return Differ(path, absl::StrCat("objects of type ", type->tp_name, " cannot be compared"));
+    return SameSlots(eager, planned, path, depth);
   }
   return same && SameInstanceDict(eager, planned, path, depth);
 }
@@ -222,6 +229,27 @@ bool Comparer::SameDict(PyObject* eager, PyObject* planned, PyObject* rerun, con
     PyObject* rerun_value = rerun == nullptr ? nullptr : PyDict_GetItemWithError(rerun, eager_key);
     if (PyErr_Occurred() != nullptr) return false;
     if (!Equal(eager_value, planned_value, rerun_value, item, depth + 1)) return false;
+  }
+  return true;
+}
+
+bool Comparer::SameSlots(PyObject* eager, PyObject* planned, const std::string& path, int depth) {
+  PyObject* mro = Py_TYPE(eager)->tp_mro;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); ++i) {
+    PyObject *name, *descriptor;
+    Py_ssize_t position = 0;
+    PyObject* names = TypeNamespace(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i)));
+    while (PyDict_Next(names, &position, &name, &descriptor)) {
+      if (Py_TYPE(descriptor) != &PyMemberDescr_Type) continue;
+      const OwnedRef a = OwnedRef::Steal(PyObject_GetAttr(eager, name));
+      PyErr_Clear();  // a slot that is not set
+      const OwnedRef b = OwnedRef::Steal(PyObject_GetAttr(planned, name));
+      PyErr_Clear();
+      if (!a && !b) continue;
+      const std::string where = absl::StrCat(path, ".", Repr(name));
+      if (!a || !b) return Differ(where, "set in one result only");
+      if (!Equal(a.get(), b.get(), nullptr, where, depth + 1)) return false;
+    }
   }
   return true;
 }
