@@ -66,6 +66,19 @@ bool IsPlainConstructor(PyTypeObject* type) {
          type == torch.iinfo;
 }
 
+// The C function that makes instances of the type is one whose effects are known: object's, or a plain constructor's.
+bool HasKnownNew(PyTypeObject* type) {
+  const newfunc make = type->tp_new;
+  if (make == nullptr || make == PyBaseObject_Type.tp_new || make == PyType_Type.tp_new) return true;
+  if (PyExceptionClass_Check(reinterpret_cast<PyObject*>(type))) return true;
+  // A class with a __new__ in Python: what that calls is seen.
+  if (make == Types().parameter->tp_new) return true;
+  for (PyTypeObject* base = type; base != nullptr; base = base->tp_base) {
+    if (IsPlainConstructor(base)) return base->tp_new == make;
+  }
+  return false;
+}
+
 bool IsItertool(PyTypeObject* type) {
   return absl::StartsWith(type->tp_name, "itertools.") || absl::StartsWith(type->tp_name, "operator.");
 }
@@ -208,6 +221,10 @@ void Tracer::CallType(PyTypeObject* type, const Arguments& args) {
     if (type == Types().tensor || PyType_IsSubtype(type, Types().tensor)) {
       if (python_new) return;  // nn.Parameter: its frame is watched
       return MakeFromTensors(object, args);
+    }
+    if (!IsItertool(type) && !HasKnownNew(type)) {
+      Refuse("c-callable", absl::StrCat("constructs an object of the C type ", type->tp_name), kAdviceCall);
+      return;
     }
     bool known = base == &PyBaseObject_Type || IsPlainConstructor(base) || PyType_IsSubtype(type, &PyType_Type) ||
                  PyExceptionClass_Check(object);
@@ -502,7 +519,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
              base != Types().defaultdict && base != Types().partial) {
         base = base->tp_base;
       }
-      if (base != nullptr &&
+      if (base != nullptr && HasKnownNew(type) &&
           (IsPlainConstructor(base) || PyExceptionClass_Check(of) || PyType_IsSubtype(type, &PyType_Type))) {
         for (Py_ssize_t i = 1; i < args.count; ++i) {
           Iterate(args.values[i]);

@@ -43,6 +43,14 @@ bool IsValueType(PyTypeObject* type) {
 
 PyObject* Special(PyTypeObject* type, const char* method) { return _PyType_Lookup(type, InternedName(method)); }
 
+// Whether what a special method does is known: absent, written in Python (its frame is watched), or inherited from a
+// builtin type. A C type may read anything (decimal arithmetic reads the thread's context).
+bool IsKnownMethod(PyObject* method) {
+  if (method == nullptr || PyFunction_Check(method) || method == Py_None) return true;
+  CallEntry entry = FindCallModel(CImplementation(method));
+  return entry.model != CallModel::kUnknown && entry.model != CallModel::kDenied;
+}
+
 const char* const kBinaryMethods[][2] = {
     // In the order of NB_ADD … NB_XOR, NB_INPLACE_ADD … (opcode.h); the in-place method first for the second half.
     {"__add__", "__radd__"},       {"__and__", "__rand__"},       {"__floordiv__", "__rfloordiv__"},
@@ -157,7 +165,7 @@ void Tracer::Truth(PyObject* object) {
   PyObject* method = Special(type, "__bool__");
   if (method == nullptr) method = Special(type, "__len__");
   // Written in Python: its frame is watched. Absent: always true. In C: it reads the content.
-  if (method != nullptr && !PyFunction_Check(method) && !TouchContent(object)) {
+  if (method != nullptr && !PyFunction_Check(method) && (!IsKnownMethod(method) || !TouchContent(object))) {
     Refuse("unknown-object", absl::StrCat("the truth of an object of type ", type->tp_name, " is tested"),
            kAdviceDevelop);
   }
@@ -175,6 +183,10 @@ void Tracer::Iterate(PyObject* iterable) {
       TouchSpecial(iterable, "__getitem__");
       return;
     }
+  }
+  if (!IsKnownMethod(Special(type, "__iter__")) && !PyIter_Check(iterable)) {
+    Refuse("unknown-object", absl::StrCat("an object of type ", type->tp_name, " is iterated"), kAdviceDevelop);
+    return;
   }
   if (!TouchContent(iterable)) {
     Refuse("unknown-object", absl::StrCat("an object of type ", type->tp_name, " is iterated"), kAdviceDevelop);
@@ -285,6 +297,10 @@ void Tracer::Compare(PyObject* left, PyObject* right, int kind) {
       TouchSpecial(operand, kMethods[kind]);
       PyObject* method = Special(type, kMethods[kind]);
       if (method == nullptr || PyFunction_Check(method)) continue;
+      if (!IsKnownMethod(method)) {
+        Refuse("unknown-object", absl::StrCat("an object of type ", type->tp_name, " is compared"), kAdviceDevelop);
+        return;
+      }
     }
     TouchDeep(operand);
   }
@@ -307,6 +323,10 @@ void Tracer::Binary(PyObject* left, PyObject* right, int kind) {
       TouchSpecial(operand, methods[0]);
       TouchSpecial(operand, methods[1]);
       if (in_place) TouchSpecial(operand, kInplaceMethods[kind - kNumBinary]);
+      if (!IsKnownMethod(Special(type, methods[0])) || !IsKnownMethod(Special(type, methods[1]))) {
+        Refuse("unknown-object", absl::StrCat("arithmetic on an object of type ", type->tp_name), kAdviceDevelop);
+        return;
+      }
     }
     if (!TouchContent(operand)) {
       Refuse("unknown-object", absl::StrCat("arithmetic on an object of type ", type->tp_name), kAdviceDevelop);
@@ -319,7 +339,9 @@ void Tracer::Binary(PyObject* left, PyObject* right, int kind) {
 
 void Tracer::Unary(PyObject* operand, const char* method) {
   if (operand == nullptr || IsAtom(operand) || IsTensor(operand)) return;
-  if (Py_TYPE(operand)->tp_flags & Py_TPFLAGS_HEAPTYPE) return TouchSpecial(operand, method);
+  if (Py_TYPE(operand)->tp_flags & Py_TPFLAGS_HEAPTYPE && IsKnownMethod(Special(Py_TYPE(operand), method))) {
+    return TouchSpecial(operand, method);
+  }
   Refuse("unknown-object", absl::StrCat("arithmetic on an object of type ", Py_TYPE(operand)->tp_name), kAdviceDevelop);
 }
 
