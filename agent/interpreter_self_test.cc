@@ -274,7 +274,22 @@ class CheckingSink : public ProbeSink {
   [[maybe_unused]] int nest_remaining_ = 0;
 };
 
+// The collector could run foreign code inside the extent: a finalizer, or the end of an abandoned generator.
+class CollectorPause {
+ public:
+  CollectorPause() : was_enabled_(PyGC_Disable() != 0) {}
+  ~CollectorPause() {
+    if (was_enabled_) PyGC_Enable();
+  }
+  CollectorPause(const CollectorPause&) = delete;
+  CollectorPause& operator=(const CollectorPause&) = delete;
+
+ private:
+  const bool was_enabled_;
+};
+
 absl::Status CheckExtent(PyObject* globals, PyThreadState* thread) {
+  const CollectorPause pause;
   PyObject* program = PyDict_GetItemString(globals, "program");
   PyObject* straight = PyDict_GetItemString(globals, "straight");
   OwnedRef expected = OwnedRef::Steal(PyObject_CallNoArgs(program));

@@ -129,7 +129,7 @@ if wants asan; then
   ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc step "$logs/ctest-ci-asan-agent.log" "ci-asan: C++ tests of the agent" \
     ctest --test-dir build/ci-asan --output-on-failure -L embeds_python
   environment "$first"
-  step "$logs/pytest-asan.log" "ci-asan: Python tests marked asan" scripts/pytest_asan.sh "${environments[$first]}" build/ci-asan
+  step "$logs/pytest-asan.log" "ci-asan: Python tests" scripts/pytest_asan.sh "${environments[$first]}" build/ci-asan
 fi
 
 if wants clang; then

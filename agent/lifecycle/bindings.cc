@@ -47,7 +47,8 @@ PyObject* EnableBinding(PyObject*, PyObject*) noexcept {
   return Boundary([]() -> absl::StatusOr<OwnedRef> {
     if (absl::Status status = Enable(); !status.ok()) {
       // RuntimeError whatever the code: callers have one thing to catch.
-      PyErr_Format(PyExc_RuntimeError, "%.*s", static_cast<int>(status.message().size()), status.message().data());
+      // (PyErr_Format knows no "%.*s" before Python 3.12.)
+      PyErr_SetString(PyExc_RuntimeError, std::string(status.message()).c_str());
       return status;
     }
     return None();
