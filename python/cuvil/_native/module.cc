@@ -12,11 +12,8 @@ namespace {
 
 // In the order in which the subsystems depend on each other. Each returns 0, or -1 with an exception set.
 constexpr int (*kRegistrations[])(PyObject* module) = {
-    cuvil::agent::RegisterDoctor,
-    cuvil::agent::RegisterInstrumentDebug,
-    cuvil::agent::RegisterPlanDebug,
-    cuvil::agent::RegisterCaptureDebug,
-    cuvil::agent::RegisterLifecycle,
+    cuvil::agent::RegisterDoctor,       cuvil::agent::RegisterInstrumentDebug, cuvil::agent::RegisterPlanDebug,
+    cuvil::agent::RegisterCaptureDebug, cuvil::agent::RegisterLifecycle,
 };
 
 PyModuleDef kDefinition = {
