@@ -226,6 +226,7 @@ void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
 
 void Tracer::GetModuleAttr(PyObject* module, PyObject* name) {
   PyTypeObject* type = Py_TYPE(module);
+  heap_.TouchInstance(module);  // a module's class can be replaced, too
   PyObject* own_lookup = heap_.TouchType(type, InternedName("__getattribute__"));
   if (own_lookup != nullptr && PyFunction_Check(own_lookup)) return;  // its frame is watched
   PyObject* descriptor = heap_.TouchType(type, name);

@@ -41,13 +41,24 @@ bool In(std::string_view name, std::initializer_list<std::string_view> names) {
   return false;
 }
 
+// Numbers, and lists and tuples of them: everything whose values a tensor constructor reads and a guard covers.
+bool OnlyNumbers(PyObject* object, int depth = 0) {
+  if (IsAtom(object)) return true;
+  if (depth > 32 || !(PyTuple_CheckExact(object) || PyList_CheckExact(object) || Py_TYPE(object) == Types().size)) {
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+    if (!OnlyNumbers(PySequence_Fast_GET_ITEM(object, i), depth + 1)) return false;
+  }
+  return true;
+}
+
+// Something in the object, at any depth of lists and tuples, is a tensor: for the wording of a refusal.
 bool ContainsTensor(PyObject* object, int depth = 0) {
   if (IsTensor(object)) return true;
-  if (depth > 8) return false;
-  if (PyTuple_Check(object) || PyList_Check(object)) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
-      if (ContainsTensor(PySequence_Fast_GET_ITEM(object, i), depth + 1)) return true;
-    }
+  if (depth > 8 || !(PyTuple_Check(object) || PyList_Check(object))) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+    if (ContainsTensor(PySequence_Fast_GET_ITEM(object, i), depth + 1)) return true;
   }
   return false;
 }
@@ -172,11 +183,27 @@ void Tracer::Call(PyObject* callable, const Arguments& args) {
     OwnedRef keywords = OwnedRef::Steal(PyObject_GetAttrString(callable, "keywords"));
     if (!function || !bound || !keywords) return;
     // partial.__setstate__ could change one in place; copy and pickle call it on objects they have just made.
-    if (PyDict_Check(keywords.get())) heap_.TouchDictAll(keywords.get());
     std::vector<PyObject*> values;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bound.get()); ++i) values.push_back(PyTuple_GET_ITEM(bound.get(), i));
     for (Py_ssize_t i = 0; i < args.count; ++i) values.push_back(args.values[i]);
-    return Call(function.get(), {values.data(), static_cast<Py_ssize_t>(values.size()), args.kwnames});
+    // The call's own keywords, then the bound ones: a callee's model looks them up by name.
+    OwnedRef names = OwnedRef::Steal(PyList_New(0));
+    for (Py_ssize_t i = 0; names && args.kwnames != nullptr && i < PyTuple_GET_SIZE(args.kwnames); ++i) {
+      PyList_Append(names.get(), PyTuple_GET_ITEM(args.kwnames, i));
+    }
+    if (names && PyDict_Check(keywords.get())) {
+      heap_.TouchDictAll(keywords.get());
+      Py_ssize_t position = 0;
+      PyObject* name;
+      PyObject* value;
+      while (PyDict_Next(keywords.get(), &position, &name, &value)) {
+        PyList_Append(names.get(), name);
+        values.push_back(value);
+      }
+    }
+    OwnedRef tuple = names ? OwnedRef::Steal(PyList_AsTuple(names.get())) : OwnedRef();
+    if (!tuple) return;
+    return Call(function.get(), {values.data(), static_cast<Py_ssize_t>(values.size()), tuple.get()});
   }
   if (type == Types().lru_cache) return CallLruCache(callable, args);
   // An object with a Python-level __call__.
@@ -245,6 +272,11 @@ void Tracer::CallType(PyTypeObject* type, const Arguments& args) {
     Refuse("c-callable", absl::StrCat("constructs an object of the C type ", type->tp_name), kAdviceCall);
     return;
   }
+  if (type == &_PyWeakref_RefType && args.count > 1 && args.values[1] != Py_None && !PyFunction_Check(args.values[1]) &&
+      !(PyMethod_Check(args.values[1]) && PyFunction_Check(PyMethod_GET_FUNCTION(args.values[1])))) {
+    Refuse("c-callable", "a weak reference's callback is written in C", kAdviceCall);
+    return;
+  }
   if (PyExceptionClass_Check(object) || type == &_PyWeakref_RefType || type == &PyMethod_Type) return;
   for (Py_ssize_t i = 0; i < args.count; ++i) {
     PyObject* argument = args.values[i];
@@ -264,10 +296,12 @@ void Tracer::CallType(PyTypeObject* type, const Arguments& args) {
     } else if (type == &PyBool_Type) {
       Truth(argument);
     } else if (IsItertool(type)) {
+      if (i == 0 && PyCallable_Check(argument)) CallKeyFunction(argument);
       TouchDeep(argument);
     } else if (!IsAtom(argument)) {
       Iterate(argument);
-      TouchContent(argument);
+      // What consumes the iterator, or looks into the pairs of a dict, may be C.
+      if (!PyIter_Check(argument)) TouchDeep(argument);
       if (PyGen_Check(argument) || !PyIter_Check(argument)) continue;
       Advance(argument);
     }
@@ -319,21 +353,39 @@ void Tracer::CallLruCache(PyObject* wrapper, const Arguments& args) {
 }
 
 void Tracer::CallKeyFunction(PyObject* function) {
+  // What C code calls itself shows no instruction: only callees that are watched as frames, or that read nothing but
+  // the values they are given (whose content the caller has touched).
   if (function == nullptr || function == Py_None) return;
-  if (PyFunction_Check(function)) return heap_.TouchFunction(function);
+  if (PyFunction_Check(function)) {
+    deep_returns_ = true;
+    return heap_.TouchFunction(function);
+  }
   if (PyMethod_Check(function)) return CallKeyFunction(PyMethod_GET_FUNCTION(function));
   if (PyType_Check(function)) {
-    if (IsPlainConstructor(reinterpret_cast<PyTypeObject*>(function))) return;
-    return CallType(reinterpret_cast<PyTypeObject*>(function), {nullptr, 0, nullptr});
+    auto* type = reinterpret_cast<PyTypeObject*>(function);
+    deep_returns_ = true;
+    if (IsPlainConstructor(type) && type != Types().partial) return;
+    if (SolidBase(type) == &PyBaseObject_Type) return CallType(type, {nullptr, 0, nullptr});
   }
+  PyObject* self = PyCFunction_Check(function) ? PyCFunction_GET_SELF(function) : nullptr;
+  bool bound = self != nullptr && !PyModule_Check(self) && !PyType_Check(self);
   CallEntry entry = FindCallModel(CImplementation(function));
-  if (entry.model == CallModel::kTensorOp || entry.model == CallModel::kLen || entry.model == CallModel::kPure ||
-      entry.model == CallModel::kReduce || entry.model == CallModel::kContainerMethod) {
-    return;
+  if (!bound && Py_TYPE(function) != Types().method_wrapper) {
+    if (entry.model == CallModel::kTensorOp || entry.model == CallModel::kLen || entry.model == CallModel::kReduce ||
+        entry.model == CallModel::kTruthAll) {
+      return;
+    }
+    if (entry.model == CallModel::kContainerMethod && entry.owner == &PyUnicode_Type &&
+        std::string_view(entry.name).substr(0, 6) != "format") {
+      return;
+    }
   }
   PyObject* method = _PyType_Lookup(Py_TYPE(function), InternedName("__call__"));
-  if (method != nullptr && PyFunction_Check(method)) return TouchSpecial(function, "__call__");
-  if (IsItertool(Py_TYPE(function))) return;
+  if (method != nullptr && PyFunction_Check(method)) {
+    deep_returns_ = true;
+    return TouchSpecial(function, "__call__");
+  }
+  if (absl::StrContains(Py_TYPE(function)->tp_name, "itemgetter")) return;
   Refuse("c-callable", absl::StrCat("C code calls ", NameOf(function), ", which is not modelled"), kAdviceCall);
 }
 
@@ -370,12 +422,18 @@ void Tracer::MakeFromTensors(PyObject* maker, const Arguments& args) {
              "use torch.stack or torch.cat");
       return;
     }
-    if (!PyType_Check(argument)) TouchDeep(argument);
-    if (absl::StartsWith(Py_TYPE(argument)->tp_name, "numpy.")) {
-      Refuse("unknown-object", absl::StrCat("makes a tensor with ", NameOf(maker), " from a numpy object"),
-             kAdviceTensor);
+    const bool value = PyType_Check(argument) || Py_TYPE(argument) == Types().dtype ||
+                       Py_TYPE(argument) == Types().device || Py_TYPE(argument) == Types().layout ||
+                       Py_TYPE(argument) == Types().memory_format;
+    if (value) continue;
+    if (!OnlyNumbers(argument)) {
+      Refuse(
+          "unknown-object",
+          absl::StrCat("makes a tensor with ", NameOf(maker), " from an object of type ", Py_TYPE(argument)->tp_name),
+          "make it from numbers, lists and tuples");
       return;
     }
+    TouchDeep(argument);
   }
 }
 
@@ -407,6 +465,22 @@ void Tracer::CallContainerMethod(PyObject* self, const std::string& name, const 
     return;
   }
   if (PyODict_Check(self) && name == "move_to_end") return TouchOpaque(self);
+  if (In(name, {"__reduce_ex__", "__reduce__", "__getstate__", "__dir__", "__sizeof__"}) && !list && !dict && !set &&
+      !IsTensor(self) && !PyType_Check(self)) {
+    return TouchWholeInstance(self);
+  }
+  if (PyUnicode_Check(self) && In(name, {"format", "format_map"})) {
+    for (Py_ssize_t i = 0; i < args.count; ++i) {
+      if (IsAtom(args.values[i])) continue;
+      Refuse("c-callable", "str.format is given an object whose attributes it may read", "use an f-string");
+      return;
+    }
+  }
+  if (In(name, {"index", "count", "remove", "__contains__", "__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__",
+                "copy", "__add__", "join"}) &&
+      (list || PyTuple_Check(self))) {
+    TouchDeep(self);
+  }
   if (!TouchContent(self)) {
     TouchOpaque(self);
     return;
@@ -479,6 +553,8 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
     case CallModel::kUnlock:
       --locks_held_;
       return;
+    case CallModel::kDispatchModes:
+      return;  // none: a call inside of one is not traced, and the recorder's own is hidden from this function
     case CallModel::kAmbientSet:
       return;  // operators in between are checked by the recorder, the end of the trace compares the whole state
     case CallModel::kGetAttr:
@@ -620,8 +696,11 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
         PyTypeObject* type = Py_TYPE(object);
         if (type->tp_iter != nullptr) {
           Iterate(object);
-          if (PyIter_Check(object)) Advance(object);
-          if (PyList_Check(object) || PyTuple_Check(object) || PyAnySet_Check(object)) TouchDeep(object);
+          if (PyIter_Check(object)) {
+            Advance(object);
+          } else {
+            TouchDeep(object);  // elements are compared, added or tested
+          }
         } else {
           TouchClass(object);
           for (const char* method : {"__index__", "__float__", "__int__", "__lt__", "__gt__", "__add__", "__radd__",

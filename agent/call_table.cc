@@ -92,7 +92,8 @@ constexpr Row kRows[] = {
     {"sys", "getrecursionlimit", CallModel::kAmbient},
     {"sys", "intern", CallModel::kPure},
     {"sys", "is_finalizing", CallModel::kAmbient},
-    {"sys", "exc_info", CallModel::kPure},
+    {"sys", "exc_info", CallModel::kDenied, "looks at the exception being handled, maybe the caller's"},
+    {"sys", "exception", CallModel::kDenied, "looks at the exception being handled, maybe the caller's"},
     {"sys", "_getframe", CallModel::kDenied, "looks at frames"},
     {"_thread", "get_ident", CallModel::kAmbient},
     {"_warnings", "warn", CallModel::kDenied, "issues a warning"},
@@ -140,7 +141,8 @@ constexpr Row kRows[] = {
     {"torch._C", "_is_torch_function_enabled", CallModel::kAmbient},
     {"torch._C", "_is_torch_function_mode_enabled", CallModel::kAmbient},
     {"torch._C", "_is_torch_function_all_disabled", CallModel::kAmbient},
-    {"torch._C", "_len_torch_dispatch_stack", CallModel::kDenied, "looks at the dispatch modes"},
+    // Zero outside of dispatch modes, and a call inside of one is not traced; the recorder's own is no part of it.
+    {"torch._C", "_len_torch_dispatch_stack", CallModel::kDispatchModes},
     {"torch._C", "_len_torch_function_stack", CallModel::kAmbient},
     {"torch._C", "_cuda_isCurrentStreamCapturing", CallModel::kAmbient},
     {"torch._C", "_cuda_getDeviceCount", CallModel::kAmbient},
@@ -325,6 +327,13 @@ CallEntry FindCallModel(const void* implementation) {
 }
 
 const TorchTypes& Types() { return MutableTypes(); }
+
+PyTypeObject* SolidBase(PyTypeObject* type) {
+  // Classes made by Python share one deallocator; torch.nn.Module is such a class.
+  const destructor python_class = Types().module->tp_dealloc;
+  while (type->tp_base != nullptr && type->tp_dealloc == python_class) type = type->tp_base;
+  return type;
+}
 
 absl::Status BuildCallTable() {
   if (!MutableTable().empty()) return absl::OkStatus();

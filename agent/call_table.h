@@ -10,12 +10,13 @@ namespace cuvil::agent {
 
 // What a C function does to the state that a trace watches.
 enum class CallModel : uint8_t {
-  kUnknown,     // not in the table: refuse
-  kPure,        // depends on its arguments' values only; containers among them are read
-  kTensorOp,    // shows itself as operators; containers among its arguments are read
-  kTensorMake,  // makes a tensor from Python numbers; a tensor among them would be read silently
-  kAmbient,     // reads ambient state without changing it: called again by a guard
-  kAmbientSet,  // changes ambient state that the end of the trace compares with its start
+  kUnknown,        // not in the table: refuse
+  kPure,           // depends on its arguments' values only; containers among them are read
+  kTensorOp,       // shows itself as operators; containers among its arguments are read
+  kTensorMake,     // makes a tensor from Python numbers; a tensor among them would be read silently
+  kAmbient,        // reads ambient state without changing it: called again by a guard
+  kDispatchModes,  // how many dispatch modes are active: the trace's own must not be seen
+  kAmbientSet,     // changes ambient state that the end of the trace compares with its start
   kGetAttr,
   kSetAttr,
   kDelAttr,
@@ -89,6 +90,8 @@ struct TorchTypes {
   PyTypeObject* iinfo = nullptr;
 };
 const TorchTypes& Types();
+// The first base that is written in C: what a `class` statement made is passed over.
+PyTypeObject* SolidBase(PyTypeObject* type);
 inline bool IsTensor(PyObject* object) { return PyObject_TypeCheck(object, Types().tensor); }
 
 }  // namespace cuvil::agent

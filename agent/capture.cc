@@ -99,12 +99,6 @@ bool Capture::CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vec
   std::vector<PyObject*> objects;
   if (!inputs_->CollectTensors(call, &objects)) return false;
   for (PyObject* object : objects) {
-    if (compares_identity_) {
-      // The call compared tensors by identity: an argument that is also a weight would take another path.
-      for (size_t i = 0; i < captured_->size(); ++i) {
-        if (captured_->at(i) == object) return false;
-      }
-    }
     pins->Pin(object);
     inputs->push_back(Bridge().FromPyObject(object));
   }
@@ -148,8 +142,14 @@ class CaptureBuilder {
         return nullptr;
       }
     }
+    for (const auto& [container, unused] : heap.structural()) {
+      if (guarded.count(container) == 0 || PyTuple_Check(container)) continue;
+      *refusal = MakeRefusal("aliased-argument", "an argument is a container that the call also finds elsewhere",
+                             "pass a copy, or read it from one place");
+      return nullptr;
+    }
     std::string why_not;
-    std::unique_ptr<OutputRecipe> output = OutputRecipe::Describe(result, heap, signature, recorder, &why_not);
+    std::unique_ptr<OutputRecipe> output = OutputRecipe::Describe(result, heap, guarded, signature, recorder, &why_not);
     if (output == nullptr) {
       *refusal = MakeRefusal("output", why_not, "return tensors, containers of them, dataclasses or plain values");
       return nullptr;
@@ -168,7 +168,6 @@ class CaptureBuilder {
     }
     capture->has_random_ops_ = recorder->has_random_ops();
     capture->has_uninitialized_memory_ = recorder->has_uninitialized_memory();
-    capture->compares_identity_ = tracer->compared_identity();
     capture->output_ = std::move(output);
     signature.ForgetObjects();
     capture->inputs_ = std::make_unique<InputSignature>(std::move(signature));

@@ -124,7 +124,6 @@ class Capture {
   std::vector<OwnedRef> constant_objects_;
   std::vector<torch_abi::TensorRef> constants_;
   TorchState torch_state_;
-  bool compares_identity_ = false;
   bool has_random_ops_ = false;
   bool has_uninitialized_memory_ = false;
   uint64_t signature_hash_ = 0;

@@ -38,6 +38,8 @@ class ExpectedValue {
     if (mode_ == Mode::kWeak) return PyWeakref_GET_OBJECT(keeper_) == pointer_;
     return mode_ != Mode::kPlain || Py_TYPE(now) == type_;
   }
+  // Only the place that holds the value proves that it is alive.
+  bool needs_place() const { return mode_ == Mode::kPlain; }
 
  private:
   enum class Mode : uint8_t { kAbsent, kOwned, kWeak, kPlain, kTuple };

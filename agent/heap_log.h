@@ -88,6 +88,9 @@ class HeapLog {
   // Marks a container of the call's arguments: its content is part of the input signature.
   void MarkStructural(PyObject* container) { structural_.insert({container, true}); }
 
+  bool IsStructural(PyObject* object) const { return structural_.count(object) != 0; }
+  const std::unordered_map<PyObject*, bool>& structural() const { return structural_; }
+
   // Keeps a reference until Release(), accounted for when ownership is judged.
   void Hold(PyObject* object);
 

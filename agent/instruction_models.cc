@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
+#include "agent/cpython_compat.h"
 #include "agent/py_ref.h"
 #include "agent/tracer.h"
 
@@ -16,6 +17,7 @@ PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
 namespace cuvil::agent {
 namespace {
 
+constexpr int kMaxDepth = 32;
 constexpr char kAdviceDevelop[] = "rewrite the line with tensor operators or plain Python containers";
 
 struct DictView {
@@ -83,6 +85,43 @@ void Tracer::TouchOpaque(PyObject* object) {
   heap_.TouchOpaque(object);
 }
 
+void Tracer::CompareIdentity(PyObject* left, PyObject* right) {
+  if (IsAtom(left) || IsAtom(right)) return;
+  // Distinct arguments are told apart by the signature, and what the call makes is distinct from everything else.
+  // Whether an argument is some older object, or is not, no guard says.
+  const bool tensors = IsTensor(left) && IsTensor(right) && constants_ != nullptr;
+  if (tensors) {
+    if (left == right || (!constants_->IsArgument(left) && !constants_->IsArgument(right))) return;
+    if ((constants_->IsArgument(left) || constants_->IsResult(left)) &&
+        (constants_->IsArgument(right) || constants_->IsResult(right))) {
+      return;
+    }
+  } else if (!heap_.IsStructural(left) && !heap_.IsStructural(right)) {
+    return;
+  } else if (heap_.IsStructural(left) && heap_.IsStructural(right)) {
+    return;
+  }
+  Refuse("identity", "compares an argument by identity with an older object", "compare values, or pass a flag");
+}
+
+void Tracer::TouchWholeInstance(PyObject* object) {
+  PyObject* dict = heap_.TouchInstance(object);
+  if (dict != nullptr) heap_.TouchDictAll(dict);
+  PyObject* mro = Py_TYPE(object)->tp_mro;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); ++i) {
+    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i));
+    PyObject* name;
+    PyObject* descriptor;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(TypeNamespace(base), &position, &name, &descriptor)) {
+      if (Py_TYPE(descriptor) == &PyMemberDescr_Type && (base->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
+        GetDescriptor(object, descriptor);
+      }
+    }
+  }
+  if (SolidBase(Py_TYPE(object)) != &PyBaseObject_Type && !TouchContent(object)) TouchOpaque(object);
+}
+
 bool Tracer::TouchContent(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   if (IsAtom(object) || IsValueType(type) || PyType_Check(object)) return true;
@@ -123,18 +162,26 @@ bool Tracer::TouchContent(PyObject* object) {
   }
   if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
     TouchClass(object);
+    // State that a C base keeps (deque, array, ctypes, numpy) cannot be compared.
+    PyTypeObject* base = SolidBase(type);
+    if (base != &PyBaseObject_Type && !PyExceptionInstance_Check(object)) TouchOpaque(object);
     return true;
   }
   return false;
 }
 
 void Tracer::TouchDeep(PyObject* object, int depth) {
-  if (IsAtom(object) || depth > 16) return;
+  if (IsAtom(object) || IsTensor(object)) return;
+  if (depth > kMaxDepth) {
+    Refuse("unknown-object", "a C function reads a container that is nested very deeply", kAdviceDevelop);
+    return;
+  }
   if (!TouchContent(object)) {
     Refuse("unknown-object", absl::StrCat("a C function reads an object of type ", Py_TYPE(object)->tp_name),
            kAdviceDevelop);
     return;
   }
+  if (IsDictView(Py_TYPE(object))) return TouchDeep(reinterpret_cast<DictView*>(object)->dict, depth + 1);
   if (PyTuple_Check(object)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) TouchDeep(PyTuple_GET_ITEM(object, i), depth + 1);
   } else if (PyList_Check(object)) {
@@ -281,7 +328,11 @@ void Tracer::Contains(PyObject* container, PyObject* item) {
     Refuse("unknown-object", absl::StrCat("membership in an object of type ", type->tp_name, " is tested"),
            kAdviceDevelop);
   }
-  if (!IsAtom(item)) TouchDeep(item);
+  // Elements are compared with the item, whatever they hold.
+  if (!IsAtom(item)) {
+    TouchDeep(item);
+    if (!PyAnySet_Check(container)) TouchDeep(container);
+  }
 }
 
 void Tracer::Compare(PyObject* left, PyObject* right, int kind) {
@@ -443,9 +494,7 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
   switch (site.op) {
     case Op::kPure:
     case Op::kIsOp:
-      if (site.op == Op::kIsOp && sp[-1] != nullptr && sp[-2] != nullptr && IsTensor(sp[-1]) && IsTensor(sp[-2])) {
-        compared_identity_ = true;
-      }
+      if (site.op == Op::kIsOp && sp[-1] != nullptr && sp[-2] != nullptr) CompareIdentity(sp[-2], sp[-1]);
       return;
     case Op::kBranchNone:
       CountBranch(frame, site, (sp[-1] == Py_None) == BranchSense(site));
@@ -602,10 +651,19 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
     case Op::kReraise:
     case Op::kPushExcInfo:
     case Op::kPopExcept:
-    case Op::kReturn:
     case Op::kReturnGenerator:
-    case Op::kYield:
     case Op::kSetupAnnotations:
+      return;
+    case Op::kReturn:
+      // As above, for functions that map() or filter() calls.
+      if (deep_returns_ && site.depth > 0 && sp[-1] != nullptr && !IsTensor(sp[-1])) TouchDeep(sp[-1]);
+      return;
+    case Op::kYield:
+      // The consumer may be a C function (any, max, sum) that looks into what it is given.
+      if (sp[-1] != nullptr && !IsTensor(sp[-1]) &&
+          (PyTuple_Check(sp[-1]) || PyList_Check(sp[-1]) || PyDict_Check(sp[-1]) || PyAnySet_Check(sp[-1]))) {
+        TouchDeep(sp[-1]);
+      }
       return;
     case Op::kSend:
       return;  // resumes a generator, whose frame is watched

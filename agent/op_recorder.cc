@@ -279,8 +279,27 @@ bool OpRecorder::Start() {
   return true;
 }
 
+void OpRecorder::HideMode() const {
+  if (!started_ || hidden_) return;
+  ErrorScope errors;
+  // Only the innermost mode can be taken away; the model may have pushed one of its own.
+  if (TorchStateReader::Read().dispatch_modes != 1) return;
+  OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(T().pop.get(), Py_None));
+  hidden_ = static_cast<bool>(popped);
+  PyErr_Clear();
+}
+
+void OpRecorder::ShowMode() const {
+  if (!std::exchange(hidden_, false)) return;
+  ErrorScope errors;
+  OwnedRef pushed = OwnedRef::Steal(PyObject_CallOneArg(T().push.get(), T().mode.get()));
+  if (!pushed) tracer_->Refuse("torch-mode", "torch refused the recording mode", "please report this");
+  PyErr_Clear();
+}
+
 void OpRecorder::Stop() {
   if (!started_) return;
+  ShowMode();
   started_ = false;
   ErrorScope errors;
   TorchObjects& t = T();

@@ -49,6 +49,10 @@ class OpRecorder final : public ConstantTensors {
   std::optional<cir::ValueId> Find(PyObject* tensor) const;
   // True iff the tensor's data follows from constants alone: factories and operators on their results.
   bool IsConstant(PyObject* tensor) const override;
+  bool IsArgument(PyObject* tensor) const override { return HasOrigin(tensor, cir::Origin::kInput); }
+  void HideMode() const override;
+  void ShowMode() const override;
+  bool IsResult(PyObject* tensor) const override { return HasOrigin(tensor, cir::Origin::kResult); }
   cir::GraphBuilder& graph() { return graph_; }
 
   // Tensors that existed before the call, in the order of graph().captured. Borrowed: the heap log holds them.
@@ -84,6 +88,10 @@ class OpRecorder final : public ConstantTensors {
   bool IsConstantStorage(cir::StorageId storage) const {
     return storage.index < storage_is_constant_.size() && storage_is_constant_[storage.index];
   }
+  bool HasOrigin(PyObject* tensor, cir::Origin origin) const {
+    std::optional<cir::ValueId> value = Find(tensor);
+    return value && graph_.graph().value(*value).origin == origin;
+  }
   bool AllConstant(const std::vector<cir::Operand>& operands) const;
 
   Tracer* tracer_;
@@ -99,6 +107,7 @@ class OpRecorder final : public ConstantTensors {
   uint32_t mode_bits_ = 0;
   bool has_random_ops_ = false;
   bool started_ = false;
+  mutable bool hidden_ = false;
   bool skipped_[4] = {};  // which keys Start() has excluded
   bool uninitialized_ = false;
   bool skip_ = false;                    // the operator being run is no part of the program

@@ -53,11 +53,28 @@ PyTypeObject* BuiltinBase(PyTypeObject* type) {
 struct OutputRecipe::Describer {
   OutputRecipe* recipe;
   const HeapLog& heap;
+  const std::unordered_set<PyObject*>& guarded;
   const InputSignature& inputs;
   OpRecorder* recorder;
   std::string* why_not;
   std::unordered_map<PyObject*, uint32_t> done;
   std::unordered_map<uint32_t, uint32_t> output_of_value;
+
+  // An immutable object that the recipe owns and hands out.
+  static bool IsValue(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    return IsAtom(object) || type == Types().dtype || type == Types().device || type == Types().layout ||
+           type == Types().memory_format || type == Types().size || type == &PyRange_Type;
+  }
+
+  // An object that existed before the call and that the guards prove to be there again.
+  bool SetExisting(uint32_t index, PyObject* object) {
+    Node& node = recipe->nodes_[index];
+    node.kind = Kind::kExisting;
+    node.existing = ExpectedValue(object);
+    node.existing_pointer = object;
+    return !node.existing.needs_place() || guarded.count(object) != 0;
+  }
 
   // Index of the node, or -1.
   int64_t Add(PyObject* object, int depth) {
@@ -66,7 +83,8 @@ struct OutputRecipe::Describer {
       return -1;
     }
     auto index = static_cast<uint32_t>(recipe->nodes_.size());
-    if (auto found = done.find(object); found != done.end() && !IsAtom(object)) {
+    const bool is_value = IsValue(object);
+    if (auto found = done.find(object); found != done.end() && !is_value) {
       recipe->nodes_.push_back({Kind::kRepeat, found->second});
       return index;
     }
@@ -74,8 +92,7 @@ struct OutputRecipe::Describer {
     done.emplace(object, index);
     PyTypeObject* type = Py_TYPE(object);
     if (IsTensor(object)) return AddTensor(object, index);
-    if (IsAtom(object) || type == Types().dtype || type == Types().device || type == Types().layout ||
-        type == Types().memory_format || type == Types().size || type == &PyRange_Type) {
+    if (is_value) {
       recipe->nodes_[index].object = OwnedRef::New(object);
       return index;
     }
@@ -91,10 +108,9 @@ struct OutputRecipe::Describer {
         *why_not = absl::StrCat("the result holds a ", type->tp_name, " that no watched read produced");
         return -1;
       }
-      recipe->nodes_[index].kind = Kind::kExisting;
-      recipe->nodes_[index].existing = ExpectedValue(object);
-      recipe->nodes_[index].existing_pointer = object;
-      return index;
+      if (SetExisting(index, object)) return index;
+      *why_not = absl::StrCat("the result holds a ", type->tp_name, " that is held where no guard looks");
+      return -1;
     }
     return AddContainer(object, index, depth);
   }
@@ -113,10 +129,9 @@ struct OutputRecipe::Describer {
         *why_not = "the result holds a tensor that no operator made";
         return -1;
       }
-      node.kind = Kind::kExisting;
-      node.existing = ExpectedValue(tensor);
-      node.existing_pointer = tensor;
-      return index;
+      if (SetExisting(index, tensor)) return index;
+      *why_not = "the result holds a tensor that is held where no guard looks";
+      return -1;
     }
     if (HasInstanceAttributes(tensor)) {
       *why_not = "a result tensor carries Python attributes";
@@ -236,10 +251,11 @@ struct OutputRecipe::Describer {
 };
 
 std::unique_ptr<OutputRecipe> OutputRecipe::Describe(PyObject* result, const HeapLog& heap,
+                                                     const std::unordered_set<PyObject*>& guarded,
                                                      const InputSignature& inputs, OpRecorder* recorder,
                                                      std::string* why_not) {
   auto recipe = std::make_unique<OutputRecipe>();
-  Describer describer{recipe.get(), heap, inputs, recorder, why_not, {}, {}};
+  Describer describer{recipe.get(), heap, guarded, inputs, recorder, why_not, {}, {}};
   if (describer.Add(result, 0) < 0) return nullptr;
   return recipe;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "agent/capture.h"
@@ -26,8 +27,11 @@ class OutputRecipe {
  public:
   // Describes `result` after the trace; adds the tensors it needs to the graph's outputs. Null with a reason if some
   // part of it cannot be rebuilt.
-  static std::unique_ptr<OutputRecipe> Describe(PyObject* result, const HeapLog& heap, const InputSignature& inputs,
-                                                OpRecorder* recorder, std::string* why_not);
+  // `guarded`: what the guards prove to be where it was.
+  static std::unique_ptr<OutputRecipe> Describe(PyObject* result, const HeapLog& heap,
+                                                const std::unordered_set<PyObject*>& guarded,
+                                                const InputSignature& inputs, OpRecorder* recorder,
+                                                std::string* why_not);
 
   // New reference; null without an exception if a part is gone.
   PyObject* Build(const CallArgs& call, const InputSignature& inputs,

@@ -62,6 +62,7 @@ void Tracer::Refuse(const char* code, std::string message, const char* advice, b
 
 void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char* why_not) noexcept {
   ErrorScope errors;
+  ShowMode();
   heap_.Hold(reinterpret_cast<PyObject*>(frame.code()));
   bool ignored = (!frames_.empty() && frames_.back().ignored) || IsMemoizedLookup(frame.code());
   if (!refused() && !ignored) {
@@ -103,7 +104,25 @@ void Tracer::OnFrameLeave(const FrameView& frame, FrameExit exit, PyObject* resu
   OnFrameExit(frame, exit == FrameExit::kRaised);
 }
 
+void Tracer::HideModeFrom(const FrameView& frame, const Site& site, PyObject** sp) {
+  // torch.nn.MultiheadAttention and others take another path inside of a dispatch mode, and the recorder is one. Also
+  // in a refused trace: the call must be eager's to the last bit.
+  CallSiteView call;
+  if (constants_ == nullptr || !DecodeCall(frame, site, sp, &call) || !PyCFunction_Check(call.callable)) return;
+  if (FindCallModel(CImplementation(call.callable)).model != CallModel::kDispatchModes) return;
+  constants_->HideMode();
+  mode_hidden_ = true;
+}
+
+void Tracer::ShowMode() {
+  if (!mode_hidden_) return;
+  mode_hidden_ = false;
+  constants_->ShowMode();
+}
+
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
+  ShowMode();
+  if (site.op == Op::kCall) HideModeFrom(frame, site, stack_top);
   if (refused()) {
     // Nothing is kept alive longer than in eager once it serves no purpose: finalizers and collections see it.
     heap_.Release();

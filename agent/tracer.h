@@ -27,6 +27,11 @@ class ConstantTensors {
  public:
   virtual ~ConstantTensors() = default;
   virtual bool IsConstant(PyObject* tensor) const = 0;
+  virtual bool IsArgument(PyObject* tensor) const = 0;
+  virtual bool IsResult(PyObject* tensor) const = 0;  // made by an operator of the trace
+  // Takes the recorder's dispatch mode away for one C call that would see it, and puts it back.
+  virtual void HideMode() const = 0;
+  virtual void ShowMode() const = 0;
 };
 
 // Watches one call instruction by instruction and models, from each instruction's operands, what state it is about to
@@ -61,8 +66,6 @@ class Tracer final : public ProbeSink {
   std::vector<trace::FrameCount> FrameCounts() const;
   const trace::SourceLocation& source(uint32_t index) const { return sources_[index]; }
 
-  // An argument tensor was compared by identity with another object.
-  bool compared_identity() const { return compared_identity_; }
   // Locks that the call took and did not give back.
   int locks_held() const { return locks_held_; }
   // The file of the innermost traced frame; empty outside of one.
@@ -118,6 +121,11 @@ class Tracer final : public ProbeSink {
   // State that cannot be watched: fine for objects the call makes, refused for older ones.
   void TouchOpaque(PyObject* object);
   void Write(PyObject* object);
+  void HideModeFrom(const FrameView& frame, const Site& site, PyObject** sp);
+  void ShowMode();
+  void CompareIdentity(PyObject* left, PyObject* right);
+  // Everything an instance holds: copy and pickle read it in C.
+  void TouchWholeInstance(PyObject* object);
 
   // Calls.
   struct Arguments {
@@ -148,7 +156,8 @@ class Tracer final : public ProbeSink {
   const ConstantTensors* constants_ = nullptr;
   Refusal refusal_;
   std::vector<Frame> frames_;
-  bool compared_identity_ = false;
+  bool mode_hidden_ = false;
+  bool deep_returns_ = false;  // map() or filter() hands results of Python functions to C
   int locks_held_ = 0;
   // Generators made by the call, by address: one that is older cannot live at the same place.
   std::unordered_set<PyObject*> generators_;
