@@ -99,6 +99,9 @@ bool Capture::CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vec
   std::vector<PyObject*> objects;
   if (!inputs_->CollectTensors(call, &objects)) return false;
   for (PyObject* object : objects) {
+    for (PyObject* other : not_arguments_) {
+      if (object == other) return false;
+    }
     pins->Pin(object);
     inputs->push_back(Bridge().FromPyObject(object));
   }
@@ -148,6 +151,12 @@ class CaptureBuilder {
                              "pass a copy, or read it from one place");
       return nullptr;
     }
+    for (PyObject* tensor : tracer->compared_with_arguments()) {
+      if (guarded.count(tensor) != 0) continue;
+      *refusal = MakeRefusal("identity", "an argument is compared by identity with a tensor that no guard covers",
+                             "compare values, or pass a flag");
+      return nullptr;
+    }
     std::string why_not;
     std::unique_ptr<OutputRecipe> output = OutputRecipe::Describe(result, heap, guarded, signature, recorder, &why_not);
     if (output == nullptr) {
@@ -168,6 +177,7 @@ class CaptureBuilder {
     }
     capture->has_random_ops_ = recorder->has_random_ops();
     capture->has_uninitialized_memory_ = recorder->has_uninitialized_memory();
+    capture->not_arguments_ = tracer->compared_with_arguments();
     capture->output_ = std::move(output);
     signature.ForgetObjects();
     capture->inputs_ = std::make_unique<InputSignature>(std::move(signature));

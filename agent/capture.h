@@ -124,6 +124,7 @@ class Capture {
   std::vector<OwnedRef> constant_objects_;
   std::vector<torch_abi::TensorRef> constants_;
   TorchState torch_state_;
+  std::vector<PyObject*> not_arguments_;  // borrowed, compared by address: no argument tensor may be one of these
   bool has_random_ops_ = false;
   bool has_uninitialized_memory_ = false;
   uint64_t signature_hash_ = 0;

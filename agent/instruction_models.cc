@@ -96,6 +96,11 @@ void Tracer::CompareIdentity(PyObject* left, PyObject* right) {
         (constants_->IsArgument(right) || constants_->IsResult(right))) {
       return;
     }
+    // An argument against a weight: the plan checks that they still differ.
+    PyObject* older = constants_->IsArgument(left) ? right : left;
+    heap_.Hold(older);
+    compared_with_arguments_.push_back(older);
+    return;
   } else if (!heap_.IsStructural(left) && !heap_.IsStructural(right)) {
     return;
   } else if (heap_.IsStructural(left) && heap_.IsStructural(right)) {

@@ -105,8 +105,8 @@ void Tracer::OnFrameLeave(const FrameView& frame, FrameExit exit, PyObject* resu
 }
 
 void Tracer::HideModeFrom(const FrameView& frame, const Site& site, PyObject** sp) {
-  // torch.nn.MultiheadAttention and others take another path inside of a dispatch mode, and the recorder is one. Also
-  // in a refused trace: the call must be eager's to the last bit.
+  // torch.nn.MultiheadAttention and others take another path inside of a dispatch mode, and the recorder is one. Not
+  // in a refused trace: other tools may have pushed modes and taken over frames, so the order could not be kept.
   CallSiteView call;
   if (constants_ == nullptr || !DecodeCall(frame, site, sp, &call) || !PyCFunction_Check(call.callable)) return;
   if (FindCallModel(CImplementation(call.callable)).model != CallModel::kDispatchModes) return;
@@ -122,7 +122,7 @@ void Tracer::ShowMode() {
 
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
   ShowMode();
-  if (site.op == Op::kCall) HideModeFrom(frame, site, stack_top);
+  if (site.op == Op::kCall && !refused()) HideModeFrom(frame, site, stack_top);
   if (refused()) {
     // Nothing is kept alive longer than in eager once it serves no purpose: finalizers and collections see it.
     heap_.Release();

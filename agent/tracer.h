@@ -66,6 +66,8 @@ class Tracer final : public ProbeSink {
   std::vector<trace::FrameCount> FrameCounts() const;
   const trace::SourceLocation& source(uint32_t index) const { return sources_[index]; }
 
+  // Older tensors that an argument was told apart from by identity.
+  const std::vector<PyObject*>& compared_with_arguments() const { return compared_with_arguments_; }
   // Locks that the call took and did not give back.
   int locks_held() const { return locks_held_; }
   // The file of the innermost traced frame; empty outside of one.
@@ -156,6 +158,7 @@ class Tracer final : public ProbeSink {
   const ConstantTensors* constants_ = nullptr;
   Refusal refusal_;
   std::vector<Frame> frames_;
+  std::vector<PyObject*> compared_with_arguments_;
   bool mode_hidden_ = false;
   bool deep_returns_ = false;  // map() or filter() hands results of Python functions to C
   int locks_held_ = 0;
