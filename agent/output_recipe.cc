@@ -174,7 +174,7 @@ struct OutputRecipe::Describer {
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
         if (!AddChild(index, PyTuple_GET_ITEM(object, i), depth, &Node::children)) return -1;
       }
-      return AddAttributes(index, object, depth) ? index : -1;
+      return AddAttributes(index, object, depth) ? int64_t{index} : -1;
     }
     if (type == &PyList_Type) {
       recipe->nodes_[index].kind = Kind::kList;
@@ -218,7 +218,7 @@ struct OutputRecipe::Describer {
       if (base == Types().defaultdict) {
         recipe->nodes_[index].default_factory = OwnedRef::Steal(PyObject_GetAttrString(object, "default_factory"));
       }
-      return AddAttributes(index, object, depth) ? index : -1;
+      return AddAttributes(index, object, depth) ? int64_t{index} : -1;
     }
     if (type == &PySlice_Type) {
       recipe->nodes_[index].kind = Kind::kSlice;
@@ -243,7 +243,7 @@ struct OutputRecipe::Describer {
         recipe->nodes_[index].member_offsets.push_back(offset);
         if (!AddChild(index, value, depth, &Node::members)) return -1;
       }
-      return AddAttributes(index, object, depth) ? index : -1;
+      return AddAttributes(index, object, depth) ? int64_t{index} : -1;
     }
     *why_not = absl::StrCat("the result holds an object of type ", type->tp_name);
     return -1;
@@ -285,7 +285,7 @@ struct OutputRecipe::Builder {
   PyObject* Make(const Node& node, size_t index) {
     switch (node.kind) {
       case Kind::kAtom:
-        return Py_NewRef(node.object.get());
+        return Remember(index, Py_NewRef(node.object.get()));
       case Kind::kRepeat:
         return built[node.index] == nullptr ? nullptr : Py_NewRef(built[node.index]);
       case Kind::kArgument: {
