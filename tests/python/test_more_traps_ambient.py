@@ -24,7 +24,7 @@ from eager_twin import Fn, attempt, attempt_in_words, eager_twin, fill, ramp, wa
 from torch.overrides import TorchFunctionMode
 
 
-@eager_twin
+@eager_twin(served=True)
 def test_default_dtype():
     m = Fn(
         lambda s, x: (
@@ -470,7 +470,7 @@ def test_default_generator_stream_and_state_restored_by_the_user():
         yield "stream-untouched-by-eval", torch.rand(2)
 
 
-@eager_twin
+@eager_twin(served=True)
 def test_every_random_operator_draws_as_eager():
     def forward(s, x):
         y = torch.empty(3)

@@ -95,7 +95,7 @@ def test_containers_are_rebuilt_exactly():
                 yield f"{how}{i}", m(ramp(3), how)
 
 
-@eager_twin
+@eager_twin(served=True)
 def test_objects_are_fresh_in_every_call():
     m = Fn(lambda s, x: ([x + 1], {"k": [1]}, Data(x + 2), Plain(x), Slotted(x * 1), Bag(a=x)))
     with torch.no_grad():
@@ -197,7 +197,7 @@ def test_in_place_on_outputs_views_and_bases():
             yield f"versions{i}", [o._version for o in (out[0], out[1], out[3][0], out[7])]
 
 
-@eager_twin
+@eager_twin(served=True)
 def test_output_that_is_a_view_of_a_weight():
     m = fill(nn.Linear(3, 3))
     f = Fn(lambda s, x: (s.m.weight[0], s.m.weight.t(), s.m.bias.view(3, 1), s.m.weight.detach()), m=m)
@@ -440,3 +440,40 @@ def test_garbage_cycles_of_the_call_are_collected():
             yield f"{i}", m(ramp(3))
         gc.collect()
         yield "must:collected", all(ref() is None for ref in refs)
+
+
+@eager_twin(served=True)
+def test_repeated_immutable_objects_in_results():
+    m = Fn(lambda s, x: {"a": x + 1, "dtypes": [x.dtype, x.dtype], "devices": (x.device, x.device, x.shape, x.shape)})
+    with torch.no_grad():
+        yield from warm("m", m, ramp(3))
+
+
+@eager_twin
+def test_marked_tensors_in_a_state_object():
+    """The shape of the linear-attention caches of model libraries: dicts filled in, tensors with an attribute."""
+
+    class State:
+        def __init__(self):
+            self.states, self.ready, self.size = dict.fromkeys(range(1)), dict.fromkeys(range(1), False), {}
+            self.device = self.dtype = None
+
+        def fill(self, x):
+            self.dtype, self.device = x.dtype, x.device
+            self.states[0] = torch.zeros((*x.shape[:-1], 4), dtype=x.dtype, device=x.device)
+            self.states[0].marked = "static"
+            self.ready[0], self.size[0] = True, x.shape[-1]
+            self.states[0].copy_(torch.nn.functional.pad(x, (4 - x.shape[-1], 0)))
+
+    def forward(s, x):
+        layers = [State(), State()]
+        for layer in layers:
+            layer.fill(x)
+        return {"y": x + 1, "layers": layers}
+
+    m = Fn(forward)
+    with torch.no_grad():
+        for i in range(6):
+            out = m(ramp(2, 3) + i)
+            layer = out["layers"][1]
+            yield f"{i}", (out["y"], layer.states, layer.ready, layer.size, layer.dtype, layer.states[0].marked)

@@ -245,7 +245,7 @@ def test_trap_11_dispatch_mode_after_the_plan():
 
 
 # ------------------------------------------------------------------ 12. the default device is a mode
-@eager_twin
+@eager_twin(served=True)
 def test_trap_12_default_device_mode():
     m = Fn(lambda s, x: (x + torch.ones(3), torch.zeros(2), torch.arange(3)))
     try:
@@ -385,7 +385,7 @@ def _size_saved(t: torch.Tensor) -> int:
     return len(buffer.getvalue())
 
 
-@eager_twin
+@eager_twin(served=True)
 def test_trap_15_views_of_inputs_and_weights_have_their_base():
     m = Fn(lambda s, x: (x.view(-1), x[0], s.w[0], s.w.t(), x.detach(), s.w.detach()), w=nn.Parameter(ramp(2, 2)))
     for i in range(6):
