@@ -132,6 +132,10 @@ class CaptureBuilder {
     HeapLog& heap = tracer->heap();
     std::vector<bool> old = heap.FindOld(result);
     const std::vector<HeapEntry>& entries = heap.entries();
+    if (old.size() != entries.size()) {
+      *refusal = MakeRefusal("output", "the result reaches too many objects", "return tensors and small containers");
+      return nullptr;
+    }
     for (size_t i = 0; i < entries.size(); ++i) {
       if (!old[i] || heap.Unchanged(entries[i])) continue;
       *refusal = NetWrite(*tracer, entries[i]);

@@ -437,7 +437,7 @@ void HeapLog::RunCascade(Cascade* cascade) const {
   }
 }
 
-void HeapLog::FindDeadCycles(Cascade* cascade) const {
+bool HeapLog::FindDeadCycles(Cascade* cascade, PyObject* result) const {
   // The collector's algorithm over the touched objects that are left: a function that names itself and its cell keep
   // each other alive. A reference from an object outside of the set counts as an owner.
   std::unordered_map<PyObject*, Py_ssize_t> outside;
@@ -453,6 +453,29 @@ void HeapLog::FindDeadCycles(Cascade* cascade) const {
     if (function == nullptr || !PyFunction_Check(function)) continue;
     consider(function);
     consider(PyFunction_GET_CLOSURE(function));
+  }
+  // What the result reaches: a cache and its layers may refer to each other. Functions lead to whole namespaces and
+  // are not followed.
+  constexpr size_t kMaxReached = 50000;
+  std::vector<PyObject*> pending;
+  if (result != nullptr) pending.push_back(result);
+  std::unordered_set<PyObject*> followed;
+  while (!pending.empty()) {
+    PyObject* object = pending.back();
+    pending.pop_back();
+    if (!followed.insert(object).second || PyType_Check(object) || PyModule_Check(object) || PyFunction_Check(object) ||
+        !PyObject_IS_GC(object) || Py_TYPE(object)->tp_traverse == nullptr) {
+      continue;
+    }
+    if (followed.size() > kMaxReached) return false;
+    consider(object);
+    Py_TYPE(object)->tp_traverse(
+        object,
+        [](PyObject* referent, void* context) -> int {
+          static_cast<std::vector<PyObject*>*>(context)->push_back(referent);
+          return 0;
+        },
+        &pending);
   }
   struct Walk {
     std::unordered_map<PyObject*, Py_ssize_t>* outside;
@@ -494,6 +517,7 @@ void HeapLog::FindDeadCycles(Cascade* cascade) const {
   for (auto& [object, count] : outside) {
     if (alive.count(object) == 0) cascade->dead.push_back(object);
   }
+  return true;
 }
 
 std::vector<bool> HeapLog::FindOld(PyObject* result) const {
@@ -510,7 +534,7 @@ std::vector<bool> HeapLog::FindOld(PyObject* result) const {
   if (result != nullptr && --cascade.External(result) == 0) cascade.dead.push_back(result);
   new_.clear();
   RunCascade(&cascade);
-  FindDeadCycles(&cascade);
+  if (!FindDeadCycles(&cascade, result)) return {};
   RunCascade(&cascade);
   std::vector<bool> old(entries_.size());
   for (size_t i = 0; i < entries_.size(); ++i) old[i] = new_.count(entries_[i].object) == 0;

@@ -102,7 +102,8 @@ class HeapLog {
   const std::vector<HeapEntry>& entries() const { return entries_; }
   // True iff the entry's state now equals its baseline.
   bool Unchanged(const HeapEntry& entry) const;
-  // For each entry: whether the object existed before the call and lives on outside `result`. `result` may be null.
+  // Empty if there is too much to look at. For each entry: whether the object existed before the call and lives on
+  // outside `result`. `result` may be null.
   std::vector<bool> FindOld(PyObject* result) const;
   // True iff `object` is owned by nothing but `result` (or by objects that are); valid after FindOld().
   bool IsNew(PyObject* object) const { return new_.count(object) != 0; }
@@ -115,7 +116,8 @@ class HeapLog {
   struct Cascade;
   static int VisitReferent(PyObject* object, void* context);
   void RunCascade(Cascade* cascade) const;
-  void FindDeadCycles(Cascade* cascade) const;
+  // False if the result reaches too many objects to tell.
+  bool FindDeadCycles(Cascade* cascade, PyObject* result) const;
 
   HeapEntry* Find(StateKind kind, PyObject* object, Py_ssize_t offset, bool* created);
   PyObject* Held(PyObject* object) {

@@ -257,6 +257,11 @@ std::unique_ptr<OutputRecipe> OutputRecipe::Describe(PyObject* result, const Hea
   auto recipe = std::make_unique<OutputRecipe>();
   Describer describer{recipe.get(), heap, guarded, inputs, recorder, why_not, {}, {}};
   if (describer.Add(result, 0) < 0) return nullptr;
+  for (const Node& node : recipe->nodes_) {
+    if (node.kind != Kind::kAtom || node.object) continue;
+    *why_not = "the result holds something that could not be described";
+    return nullptr;
+  }
   return recipe;
 }
 
@@ -285,7 +290,7 @@ struct OutputRecipe::Builder {
   PyObject* Make(const Node& node, size_t index) {
     switch (node.kind) {
       case Kind::kAtom:
-        return Remember(index, Py_NewRef(node.object.get()));
+        return node.object ? Remember(index, Py_NewRef(node.object.get())) : nullptr;
       case Kind::kRepeat:
         return built[node.index] == nullptr ? nullptr : Py_NewRef(built[node.index]);
       case Kind::kArgument: {
