@@ -141,7 +141,8 @@ class CaptureBuilder {
       *refusal = NetWrite(*tracer, entries[i]);
       return nullptr;
     }
-    std::unordered_set<PyObject*> guarded = GuardedValues(entries, old);
+    const std::vector<bool> guarding = WithoutFleetingInputs(entries, old, signature);
+    std::unordered_set<PyObject*> guarded = GuardedValues(entries, guarding);
     for (PyObject* tensor : recorder->captured()) {
       if (heap.IsNew(tensor) || guarded.count(tensor) == 0) {
         *refusal = MakeRefusal("unknown-tensor", "an operator uses a tensor that the call made by unknown means",
@@ -172,7 +173,8 @@ class CaptureBuilder {
       if (IsTensor(value)) signature.PinIdentity(value);
     }
     auto capture = std::shared_ptr<Capture>(new Capture());
-    capture->guards_ = std::make_unique<GuardSet>(heap, old);
+    // Guards need an object that is there in later calls. An argument that became pinned above is.
+    capture->guards_ = std::make_unique<GuardSet>(heap, WithoutFleetingInputs(entries, old, signature));
     capture->captured_ = std::make_unique<CapturedTensors>();
     for (PyObject* tensor : recorder->captured()) capture->captured_->Add(tensor);
     capture->constant_objects_ = recorder->TakeConstants();
@@ -200,6 +202,22 @@ class CaptureBuilder {
   }
 
  private:
+  // `old` without the state of argument tensors that may be others in the next call: the signature demands that they
+  // carry no attributes, which is what the trace saw.
+  static std::vector<bool> WithoutFleetingInputs(const std::vector<HeapEntry>& entries, std::vector<bool> old,
+                                                 const InputSignature& signature) {
+    std::unordered_set<PyObject*> dicts;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].kind != StateKind::kInstance || !signature.IsFleetingTensor(entries[i].object)) continue;
+      old[i] = false;
+      dicts.insert(entries[i].pointers[1]);
+    }
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].kind == StateKind::kDict && dicts.count(entries[i].object) != 0) old[i] = false;
+    }
+    return old;
+  }
+
   // What the guards compare by identity: objects that are there again when the guards hold.
   static std::unordered_set<PyObject*> GuardedValues(const std::vector<HeapEntry>& entries,
                                                      const std::vector<bool>& old) {

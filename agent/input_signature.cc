@@ -269,4 +269,9 @@ void InputSignature::PinIdentity(PyObject* tensor) {
   nodes_[position].value = ExpectedValue(tensor);
 }
 
+bool InputSignature::IsFleetingTensor(PyObject* object) const {
+  const int64_t position = PositionOf(object);
+  return position >= 0 && nodes_[position].kind == Kind::kTensor && !nodes_[position].pinned;
+}
+
 }  // namespace cuvil::agent
