@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,23 @@ class Spec:
     name: str
     group: str
     options: dict[str, Any]
+
+
+class NotInstalled(Exception):
+    """The installed version of the library has no such model."""
+
+
+def versions() -> str:
+    """What a record was made with, as one phrase."""
+    import timm
+    import torchvision
+    import transformers
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    return (
+        f"Python {python}, torch {torch.__version__}, torchvision {torchvision.__version__}, "
+        f"timm {timm.__version__}, transformers {transformers.__version__}"
+    )
 
 
 def load_specs() -> list[Spec]:
@@ -145,6 +163,8 @@ def _timm(name: str, spec: Spec) -> tuple[torch.nn.Module, list[Inputs]]:
     import timm
 
     size = spec.options["size"]
+    if not timm.is_model(name):
+        raise NotInstalled(f"timm {timm.__version__} has no {name}")
     kwargs = {"img_size": size} if spec.options.get("img_size") else {}
     channels = spec.options.get("channels", 3)
     return timm.create_model(name, **kwargs), _images([(1, channels, size, size), (2, channels, size, size)])
@@ -152,8 +172,11 @@ def _timm(name: str, spec: Spec) -> tuple[torch.nn.Module, list[Inputs]]:
 
 def _transformers(name: str, spec: Spec) -> tuple[torch.nn.Module, list[Inputs]]:
     import corpus_transformers
+    import transformers
 
     options = spec.options
+    if not corpus_transformers.is_known(options["type"], options.get("class")):
+        raise NotInstalled(f"transformers {transformers.__version__} has no {name}")
     model = corpus_transformers.build(options["type"], options.get("class"))
     inputs = [
         ((), corpus_transformers.make_inputs(options["kind"], model, batch, length))

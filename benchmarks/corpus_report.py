@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 Record = dict[str, Any]
-STATES = ("whole", "partly", "eager", "wrong", "crash", "error", "timeout", "memory", "unusable")
+STATES = ("whole", "partly", "eager", "wrong", "crash", "error", "timeout", "memory", "unusable", "absent")
 
 
 def _groups(records: list[Record]) -> dict[str, list[Record]]:
@@ -28,7 +28,7 @@ def _table(records: list[Record]) -> list[str]:
     lines = ["| group | models | whole | " + " | ".join(STATES[1:]) + " |", "|---" * (len(STATES) + 2) + "|"]
     for group, members in [*_groups(records).items(), ("all", records)]:
         counts = Counter(record["state"] for record in members)
-        usable = len(members) - counts["unusable"]
+        usable = len(members) - counts["unusable"] - counts["absent"]
         share = f"{counts['whole']} ({100 * counts['whole'] / usable:.1f} %)" if usable else "-"
         lines.append(f"| {group} | {len(members)} | {share} | " + " | ".join(str(counts[s]) for s in STATES[1:]) + " |")
     return lines
@@ -59,13 +59,17 @@ def summary(records: list[Record]) -> str:
 
 def write_coverage(records: list[Record], path: pathlib.Path) -> None:
     """Writes the document that lists every model with its state and reason."""
+    made = Counter(str(record.get("versions", "versions unknown")) for record in records)
     lines = [
         "# Coverage",
         "",
         "Random weights, eval mode, under `inference_mode` and under `no_grad`, three calls of two shapes each, compared",
         "with eager in structure, dtype, strides, storage and values (`python benchmarks/corpus.py`). *whole*: the third",
         "call of every shape was served by one plan of the outermost module; *partly*: by plans of modules inside it;",
-        "*eager*: by nobody, because of the reason given; *unusable*: eager itself raises or differs from itself.",
+        "*eager*: by nobody, because of the reason given; *unusable*: eager itself raises or differs from itself;",
+        "*absent*: the library's version has no such model. Shares are of the usable ones.",
+        "",
+        *[f"{count} records: {made_with}.  " for made_with, count in made.most_common()],
         "",
         *_table(records),
         "",

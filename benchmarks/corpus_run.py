@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from corpus_models import Inputs, Spec, build
+from corpus_models import Inputs, NotInstalled, Spec, build, versions
 from corpus_outputs import Difference, compare
 
 CALLS_PER_SHAPE = 3
@@ -42,8 +42,13 @@ def _counts(accelerator: Any) -> dict[str, int]:
 
 
 def run(spec: Spec, accelerator: Any | None) -> dict[str, Any]:
-    """The record of one model; `state` is whole, partly, eager, wrong, error or unusable (eager itself is not fit)."""
+    """The record of one model.
+
+    `state` is whole, partly, eager, wrong, error, absent (not in the installed version of the library) or unusable
+    (eager itself is not fit).
+    """
     record: dict[str, Any] = {"name": spec.name, "group": spec.group, "state": "unusable", "wrong": [], "inexact": 0.0}
+    record["versions"] = versions()
     started = time.perf_counter()
     served: list[str] = []
     pristine: torch.nn.Module | None = None
@@ -62,6 +67,9 @@ def run(spec: Spec, accelerator: Any | None) -> dict[str, Any]:
                 # Once is enough to know whether eager agrees with itself.
                 pairs = zip(references, inputs, strict=True) if not served else ()
                 repeated = [compare(reference, _call(model, one)) for reference, one in pairs]
+        except NotInstalled as error:
+            record["state"], record["reasons"] = "absent", [str(error)]
+            return record
         except Exception as error:
             record["reasons"] = [f"eager raises {type(error).__name__}: {str(error)[:300]}"]
             return record

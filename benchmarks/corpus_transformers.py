@@ -153,6 +153,17 @@ def make_inputs(kind: str, model: Any, batch: int, length: int) -> dict[str, Any
     return out
 
 
+def is_known(model_type: str, class_name: str | None = None) -> bool:
+    """Whether the installed transformers has this model."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING and (
+        model_type in MODEL_MAPPING_NAMES if class_name is None else hasattr(transformers, class_name)
+    )
+
+
 def build(model_type: str, class_name: str | None = None) -> Any:
     """The tiny model in eval mode, weights from the caller's seed."""
     import transformers
