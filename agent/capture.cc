@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
 #include "agent/captured_tensors.h"
+#include "agent/dispatch_keys.h"
 #include "agent/frame_hook.h"
 #include "agent/guards.h"
 #include "agent/input_signature.h"
@@ -292,7 +293,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
   };
   TorchState state = TorchStateReader::Read();
   std::string untouched = TorchStateReader::WhyUntouched(state);
-  if (untouched.empty() && !OpRecorder::StateIsUsual()) untouched = "torch's dispatch keys are set in an unusual way";
+  if (untouched.empty() && !DispatchKeys::StateIsUsual()) untouched = "torch's dispatch keys are set in an unusual way";
   if (!untouched.empty()) {
     outcome.refusal = MakeRefusal("torch-mode", untouched, "the call runs as it is while that lasts", true);
     outcome.result = run();

@@ -5,7 +5,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "agent/attr_conversion.h"
 #include "agent/call_table.h"
+#include "agent/dispatch_keys.h"
 #include "agent/frame_hook.h"
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
@@ -28,34 +30,11 @@ namespace {
 constexpr char kAdviceData[] = "keep the computation in tensors (torch.where, masks) so that no value leaves them";
 constexpr char kAdviceOrigin[] = "make tensors with torch functions, outside of the model if they never change";
 
-// The dispatch keys that a thread includes and excludes, as torch's DispatchKeySet::raw_repr() gives them.
-struct KeySets {
-  uint64_t include = 0;
-  uint64_t exclude = 0;
-  bool operator==(const KeySets&) const = default;
-};
-
 struct TorchObjects {
   OwnedRef mode;  // the instance that is pushed
   OwnedRef push;
   OwnedRef pop;
-  OwnedRef set_excluded;
-  OwnedRef is_excluded;
-  OwnedRef include_set;  // torch._C._dispatch_tls_local_include_set, …exclude_set
-  OwnedRef exclude_set;
-  OwnedRef force_guard;  // torch._C._ForceDispatchKeyGuard
-  OwnedRef key_set_type;
-  OwnedRef restore_snapshot;  // torch._C._RestorePythonTLSSnapshot: the state in which Python called the operator
-  OwnedRef skipped_keys[4];   // what Python's calls skip during a trace: autograd, and view and version tracking
-  KeySets normal;             // outside of autocast
-  KeySets inference;
-  uint64_t view_tracking = 0;
-  int32_t view_tracking_key = -1;
-  uint64_t autocast_cpu = 0;
-  uint64_t autocast_cuda = 0;
-  OwnedRef clone;                                      // torch.ops.aten.clone.default
-  std::unordered_map<PyObject*, cir::Attr> constants;  // dtypes, layouts, memory formats
-  uint64_t plain_key_sets[2] = {};                     // of an ordinary and of an inference tensor
+  OwnedRef clone;  // torch.ops.aten.clone.default
   TensorBridge* bridge = nullptr;
 };
 
@@ -81,46 +60,6 @@ PyMethodDef kHandler = {"__torch_dispatch__",
                         reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(HandleDispatch)), METH_FASTCALL,
                         nullptr};
 
-bool ReadRaw(PyObject* getter, uint64_t* raw) {
-  OwnedRef set = OwnedRef::Steal(PyObject_CallNoArgs(getter));
-  OwnedRef number = set ? OwnedRef::Steal(PyObject_CallMethod(set.get(), "raw_repr", nullptr)) : OwnedRef();
-  if (!number) return false;
-  *raw = PyLong_AsUnsignedLongLong(number.get());
-  return !PyErr_Occurred();
-}
-
-bool ReadKeySets(KeySets* sets) {
-  return ReadRaw(T().include_set.get(), &sets->include) && ReadRaw(T().exclude_set.get(), &sets->exclude);
-}
-
-uint64_t RawOf(PyObject* keys, const char* name) {
-  OwnedRef key = OwnedRef::Steal(PyObject_GetAttrString(keys, name));
-  OwnedRef set = key ? OwnedRef::Steal(PyObject_CallOneArg(T().key_set_type.get(), key.get())) : OwnedRef();
-  OwnedRef number = set ? OwnedRef::Steal(PyObject_CallMethod(set.get(), "raw_repr", nullptr)) : OwnedRef();
-  return number ? PyLong_AsUnsignedLongLong(number.get()) : 0;
-}
-
-// Grad mode, inference mode and autocast as Python called the operator: inside of a handler autocast always looks off.
-uint32_t ModeBitsOfCaller() {
-  ErrorScope errors;
-  OwnedRef guard = OwnedRef::Steal(PyObject_CallNoArgs(T().restore_snapshot.get()));
-  OwnedRef entered = guard ? OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__enter__", nullptr)) : OwnedRef();
-  uint32_t bits = TorchStateReader::ModeBits();
-  if (entered) {
-    OwnedRef left = OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
-  }
-  PyErr_Clear();
-  return bits;
-}
-
-// What a thread in this mode has when it runs eager code; autocast is told apart by its keys being excluded.
-KeySets EagerKeySets(uint32_t mode_bits) {
-  KeySets sets = (mode_bits & 2) != 0 ? T().inference : T().normal;
-  if ((mode_bits & 4) != 0) sets.exclude &= ~T().autocast_cpu;
-  if ((mode_bits & 8) != 0) sets.exclude &= ~T().autocast_cuda;
-  return sets;
-}
-
 bool IsTensorListKind(cir::ArgKind kind) {
   return kind == cir::ArgKind::kTensorList || kind == cir::ArgKind::kOptionalTensorElementList ||
          kind == cir::ArgKind::kOptionalTensorList;
@@ -130,15 +69,7 @@ bool IsTensorListKind(cir::ArgKind kind) {
 
 const TensorBridge& Bridge() { return *T().bridge; }
 
-int32_t ViewTrackingKey() { return T().view_tracking_key; }
-
-bool IsPlainTensor(const TensorMeta& meta) {
-  for (uint64_t known : T().plain_key_sets) {
-    // The backend (CPU, CUDA) has the low bits; the rest is what kind of tensor it is.
-    if (((known ^ meta.key_set) & ~uint64_t{0xffff}) == 0) return true;
-  }
-  return false;
-}
+bool IsPlainTensor(const TensorMeta& meta) { return DispatchKeys::IsPlainTensor(meta.key_set); }
 
 absl::Status OpRecorder::Initialize() {
   TorchObjects& t = T();
@@ -158,16 +89,6 @@ absl::Status OpRecorder::Initialize() {
   OwnedRef mode_type = get(dispatch, "TorchDispatchMode");
   t.push = get(c, "_push_on_torch_dispatch_stack");
   t.pop = get(c, "_pop_torch_dispatch_stack");
-  t.set_excluded = get(c, "_dispatch_tls_set_dispatch_key_excluded");
-  t.is_excluded = get(c, "_dispatch_tls_is_dispatch_key_excluded");
-  t.include_set = get(c, "_dispatch_tls_local_include_set");
-  t.exclude_set = get(c, "_dispatch_tls_local_exclude_set");
-  t.force_guard = get(c, "_ForceDispatchKeyGuard");
-  t.key_set_type = get(c, "DispatchKeySet");
-  t.restore_snapshot = get(c, "_RestorePythonTLSSnapshot");
-  OwnedRef keys = get(c, "DispatchKey");
-  const char* names[] = {"AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"};
-  for (size_t i = 0; i < 4; ++i) t.skipped_keys[i] = get(keys, names[i]);
   OwnedRef ops = get(torch, "ops");
   OwnedRef aten = get(ops, "aten");
   OwnedRef clone = get(aten, "clone");
@@ -176,29 +97,7 @@ absl::Status OpRecorder::Initialize() {
     PyErr_Clear();
     return absl::UnavailableError("this torch lacks a function that tracing needs; install torch >= 2.10");
   }
-  OwnedRef key_number = t.skipped_keys[3] ? OwnedRef::Steal(PyNumber_Long(t.skipped_keys[3].get())) : OwnedRef();
-  if (key_number) t.view_tracking_key = static_cast<int32_t>(PyLong_AsLong(key_number.get()));
-  PyErr_Clear();
-  t.view_tracking = RawOf(keys.get(), "ADInplaceOrView");
-  t.autocast_cpu = RawOf(keys.get(), "AutocastCPU");
-  t.autocast_cuda = RawOf(keys.get(), "AutocastCUDA");
-  OwnedRef inference_mode = get(torch, "inference_mode");
-  for (bool enabled : {false, true}) {
-    OwnedRef scope = inference_mode
-                         ? OwnedRef::Steal(PyObject_CallOneArg(inference_mode.get(), enabled ? Py_True : Py_False))
-                         : OwnedRef();
-    OwnedRef entered = scope ? OwnedRef::Steal(PyObject_CallMethod(scope.get(), "__enter__", nullptr)) : OwnedRef();
-    if (!entered) break;
-    ReadKeySets(enabled ? &t.inference : &t.normal);
-    OwnedRef sample = OwnedRef::Steal(PyObject_CallMethod(torch.get(), "ones", "i", 1));
-    if (sample) t.plain_key_sets[enabled ? 1 : 0] = bridge->Read(bridge->FromPyObject(sample.get())).key_set;
-    OwnedRef left = OwnedRef::Steal(PyObject_CallMethod(scope.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
-    for (KeySets* sets : {&t.inference, &t.normal}) sets->exclude |= t.autocast_cpu | t.autocast_cuda;
-  }
-  if (PyErr_Occurred() || t.autocast_cpu == 0 || t.normal == t.inference) {
-    PyErr_Clear();
-    return absl::UnavailableError("torch's dispatch keys are not what tracing expects; use a released torch >= 2.10");
-  }
+  if (absl::Status status = DispatchKeys::Initialize(*bridge); !status.ok()) return status;
   OwnedRef handler = OwnedRef::Steal(PyCFunction_New(&kHandler, nullptr));
   OwnedRef method = handler ? OwnedRef::Steal(PyInstanceMethod_New(handler.get())) : OwnedRef();
   OwnedRef subclass = OwnedRef::Steal(
@@ -213,30 +112,7 @@ absl::Status OpRecorder::Initialize() {
     PyErr_Clear();
     return absl::UnavailableError("torch's dispatch mode cannot be made as expected");
   }
-  OwnedRef dtype_names = OwnedRef::Steal(PyObject_Dir(torch.get()));
-  for (Py_ssize_t i = 0; dtype_names && i < PyList_GET_SIZE(dtype_names.get()); ++i) {
-    OwnedRef value = OwnedRef::Steal(PyObject_GetAttr(torch.get(), PyList_GET_ITEM(dtype_names.get(), i)));
-    if (!value) {
-      PyErr_Clear();
-      continue;
-    }
-    PyTypeObject* type = Py_TYPE(value.get());
-    OwnedRef text = OwnedRef::Steal(PyObject_Str(value.get()));
-    const char* name = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
-    if (name == nullptr || !absl::StartsWith(name, "torch.")) continue;
-    std::string_view plain = std::string_view(name).substr(6);
-    if (type == Types().dtype) {
-      if (std::optional<cir::DType> dtype = cir::ParseDType(plain)) t.constants.emplace(value.release(), *dtype);
-    } else if (type == Types().layout) {
-      if (std::optional<cir::Layout> layout = cir::ParseLayout(plain)) t.constants.emplace(value.release(), *layout);
-    } else if (type == Types().memory_format) {
-      if (absl::EndsWith(plain, "_format")) plain.remove_suffix(7);
-      if (std::optional<cir::MemoryFormat> format = cir::ParseMemoryFormat(plain)) {
-        t.constants.emplace(value.release(), *format);
-      }
-    }
-  }
-  PyErr_Clear();
+  if (absl::Status status = AttrConversion::Initialize(torch.get()); !status.ok()) return status;
   t.bridge = new TensorBridge(*std::move(bridge));  // NOLINT: lives as long as the process
   return absl::OkStatus();
 }
@@ -248,15 +124,6 @@ OpRecorder::~OpRecorder() {
   for (auto& [impl, tensor] : tensors_) Py_XDECREF(tensor.reference);
 }
 
-bool OpRecorder::StateIsUsual() {
-  KeySets now;
-  if (!ReadKeySets(&now)) {
-    PyErr_Clear();
-    return false;
-  }
-  return now == EagerKeySets(TorchStateReader::ModeBits());
-}
-
 bool OpRecorder::Start() {
   TorchObjects& t = T();
   mode_bits_ = TorchStateReader::ModeBits();
@@ -264,17 +131,10 @@ bool OpRecorder::Start() {
   if (!pushed) return false;
   started_ = true;
   g_recorder = this;
-  for (size_t i = 0; i < 4; ++i) {
-    PyObject* key = t.skipped_keys[i].get();
-    OwnedRef excluded = OwnedRef::Steal(PyObject_CallOneArg(t.is_excluded.get(), key));
-    if (excluded && excluded.get() == Py_True) continue;
-    OwnedRef done = OwnedRef::Steal(PyObject_CallFunctionObjArgs(t.set_excluded.get(), key, Py_True, nullptr));
-    if (!done) {
-      ErrorScope errors;
-      Stop();
-      return false;
-    }
-    skipped_[i] = true;
+  if (!skipped_keys_.Skip()) {
+    ErrorScope errors;
+    Stop();
+    return false;
   }
   return true;
 }
@@ -302,14 +162,9 @@ void OpRecorder::Stop() {
   ShowMode();
   started_ = false;
   ErrorScope errors;
-  TorchObjects& t = T();
-  for (size_t i = 0; i < 4; ++i) {
-    if (!std::exchange(skipped_[i], false)) continue;
-    OwnedRef done =
-        OwnedRef::Steal(PyObject_CallFunctionObjArgs(t.set_excluded.get(), t.skipped_keys[i].get(), Py_False, nullptr));
-  }
+  skipped_keys_.Restore();
   g_recorder = nullptr;
-  OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(t.pop.get(), Py_None));
+  OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(T().pop.get(), Py_None));
   PyErr_Clear();
 }
 
@@ -320,34 +175,6 @@ bool OpRecorder::IsUntrackedFactory(const Overload& overload) {
     if (absl::StartsWith(cir::ArgKindName(argument.kind), "Tensor")) return false;
   }
   return true;
-}
-
-// The operator as eager would run it: with the dispatch keys of a thread in the present mode, from the top. What the
-// dispatcher did before it came to the handler (autocast) does nothing the second time.
-PyObject* OpRecorder::RunAsEager(const Overload& overload, PyObject* args, PyObject* kwargs, uint32_t mode_bits) {
-  static ProcessLifetime<std::unordered_map<uint32_t, std::pair<OwnedRef, OwnedRef>>> key_sets;
-  TorchObjects& t = T();
-  // Torch's own Python functions make new tensors without tracking their versions.
-  const bool untracked = IsUntrackedFactory(overload);
-  auto& [include, exclude] = (*key_sets)[(mode_bits & ~1u) | (untracked ? 0x100u : 0u)];
-  if (!include) {
-    KeySets sets = EagerKeySets(mode_bits);
-    if (untracked) sets.exclude |= T().view_tracking;
-    include = OwnedRef::Steal(
-        PyObject_CallMethod(t.key_set_type.get(), "from_raw_repr", "K", static_cast<unsigned long long>(sets.include)));
-    exclude = OwnedRef::Steal(
-        PyObject_CallMethod(t.key_set_type.get(), "from_raw_repr", "K", static_cast<unsigned long long>(sets.exclude)));
-    if (!include || !exclude) return nullptr;
-  }
-  OwnedRef guard =
-      OwnedRef::Steal(PyObject_CallFunctionObjArgs(t.force_guard.get(), include.get(), exclude.get(), nullptr));
-  OwnedRef entered = guard ? OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__enter__", nullptr)) : OwnedRef();
-  if (!entered) return nullptr;
-  PyObject* result = PyObject_Call(overload.callable.get(), args, kwargs);
-  ErrorScope errors;
-  OwnedRef left = OwnedRef::Steal(PyObject_CallMethod(guard.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
-  PyErr_Clear();
-  return result;
 }
 
 cir::StorageId OpRecorder::StorageOf(PyObject* tensor) {
@@ -433,39 +260,6 @@ bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
   return true;
 }
 
-bool OpRecorder::ToAttr(PyObject* object, cir::Attr* attr) {
-  if (object == Py_None) {
-    *attr = cir::NoneAttr();
-  } else if (PyBool_Check(object)) {
-    *attr = object == Py_True;
-  } else if (PyLong_Check(object)) {
-    int overflow = 0;
-    int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    if (overflow != 0) return false;
-    *attr = value;
-  } else if (PyFloat_Check(object)) {
-    *attr = PyFloat_AS_DOUBLE(object);
-  } else if (PyComplex_CheckExact(object)) {
-    Py_complex value = PyComplex_AsCComplex(object);
-    *attr = std::complex<double>(value.real, value.imag);
-  } else if (PyUnicode_Check(object)) {
-    const char* text = PyUnicode_AsUTF8(object);
-    if (text == nullptr) return false;
-    *attr = std::string(text);
-  } else if (Py_TYPE(object) == Types().device) {
-    OwnedRef text = OwnedRef::Steal(PyObject_Str(object));
-    const char* name = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
-    std::optional<cir::Device> device = name == nullptr ? std::nullopt : cir::ParseDevice(name);
-    if (!device) return false;
-    *attr = *device;
-  } else {
-    auto found = T().constants.find(object);
-    if (found == T().constants.end()) return false;
-    *attr = found->second;
-  }
-  return true;
-}
-
 bool OpRecorder::ToOperand(PyObject* object, cir::ArgKind kind, cir::Operand* operand) {
   if (IsTensor(object)) {
     cir::ValueId value;
@@ -493,56 +287,12 @@ bool OpRecorder::ToOperand(PyObject* object, cir::ArgKind kind, cir::Operand* op
     }
     std::vector<cir::Attr> attrs(size);
     for (Py_ssize_t i = 0; i < size; ++i) {
-      if (!ToAttr(items[i], &attrs[i])) return false;
+      if (!AttrConversion::FromPython(items[i], &attrs[i])) return false;
     }
-    switch (kind) {
-      case cir::ArgKind::kIntList:
-      case cir::ArgKind::kOptionalIntList:
-      case cir::ArgKind::kSymIntList:
-      case cir::ArgKind::kOptionalSymIntList: {
-        std::vector<int64_t> values;
-        for (const cir::Attr& attr : attrs) {
-          const int64_t* value = attr.get_if<int64_t>();
-          if (value == nullptr) return false;
-          values.push_back(*value);
-        }
-        *operand = cir::Attr(std::move(values));
-        return true;
-      }
-      case cir::ArgKind::kFloatList:
-      case cir::ArgKind::kOptionalFloatList: {
-        std::vector<double> values;
-        for (const cir::Attr& attr : attrs) {
-          if (const double* real = attr.get_if<double>()) {
-            values.push_back(*real);
-          } else if (const int64_t* integer = attr.get_if<int64_t>()) {
-            values.push_back(static_cast<double>(*integer));
-          } else {
-            return false;
-          }
-        }
-        *operand = cir::Attr(std::move(values));
-        return true;
-      }
-      case cir::ArgKind::kBoolList:
-      case cir::ArgKind::kBoolArray2:
-      case cir::ArgKind::kBoolArray3:
-      case cir::ArgKind::kBoolArray4: {
-        std::vector<bool> values;
-        for (const cir::Attr& attr : attrs) {
-          const bool* value = attr.get_if<bool>();
-          if (value == nullptr) return false;
-          values.push_back(*value);
-        }
-        *operand = cir::Attr(std::move(values));
-        return true;
-      }
-      case cir::ArgKind::kScalarList:
-        *operand = cir::Attr(std::move(attrs));
-        return true;
-      default:
-        return false;
-    }
+    cir::Attr list;
+    if (!AttrConversion::FromItems(std::move(attrs), kind, &list)) return false;
+    *operand = std::move(list);
+    return true;
   }
   if (PyObject_TypeCheck(object, Types().generator)) {
     tracer_->Refuse("generator", "draws from a torch.Generator object of its own",
@@ -550,7 +300,7 @@ bool OpRecorder::ToOperand(PyObject* object, cir::ArgKind kind, cir::Operand* op
     return false;
   }
   cir::Attr attr;
-  if (!ToAttr(object, &attr)) return false;
+  if (!AttrConversion::FromPython(object, &attr)) return false;
   if ((kind == cir::ArgKind::kFloat || kind == cir::ArgKind::kOptionalFloat) && attr.get_if<int64_t>() != nullptr) {
     attr = static_cast<double>(*attr.get_if<int64_t>());
   }
@@ -596,7 +346,7 @@ PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs)
   UnobservedScope unobserved;
   const Overload* overload = Describe(object);
   std::vector<cir::Operand> operands;
-  uint32_t mode_bits = ModeBitsOfCaller();
+  uint32_t mode_bits = DispatchKeys::ModeBitsOfCaller();
   if (!tracer_->refused()) {
     ErrorScope errors;
     if (mode_bits != mode_bits_) {
@@ -606,7 +356,10 @@ PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs)
       Record(*overload, args, kwargs, &operands);
     }
   }
-  PyObject* result = RunAsEager(*overload, args, kwargs, mode_bits);
+  // What the dispatcher did before it came here (autocast) does nothing the second time. Torch's own Python functions
+  // make new tensors without tracking their versions.
+  PyObject* result =
+      DispatchKeys::CallAsEager(overload->callable.get(), args, kwargs, mode_bits, IsUntrackedFactory(*overload));
   if (tracer_->refused()) return result;
   if (std::exchange(skip_, false) && result != nullptr) return result;
   if (result == nullptr) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "agent/dispatch_keys.h"
 #include "agent/py_ref.h"
 #include "agent/tensor_bridge.h"
 #include "agent/tracer.h"
@@ -34,9 +35,6 @@ class OpRecorder final : public ConstantTensors {
   ~OpRecorder() override;
   OpRecorder(const OpRecorder&) = delete;
   OpRecorder& operator=(const OpRecorder&) = delete;
-
-  // Whether this thread's dispatch keys are those of plain eager code. If not, nothing may be traced.
-  static bool StateIsUsual();
 
   // Pushes and pops the mode. False with an exception set if torch refuses.
   bool Start();
@@ -74,7 +72,6 @@ class OpRecorder final : public ConstantTensors {
 
   static const Overload* Describe(PyObject* overload);
   void Record(const Overload& overload, PyObject* args, PyObject* kwargs, std::vector<cir::Operand>* operands);
-  static PyObject* RunAsEager(const Overload& overload, PyObject* args, PyObject* kwargs, uint32_t mode_bits);
   static bool IsUntrackedFactory(const Overload& overload);
   void RefuseOldWrites(const cir::Op& op);
   void RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result);
@@ -82,7 +79,6 @@ class OpRecorder final : public ConstantTensors {
   bool ReadsConstant(const Overload& overload, PyObject* args, PyObject* kwargs);
   bool ToOperand(PyObject* object, cir::ArgKind kind, cir::Operand* operand);
   bool ToValue(PyObject* tensor, cir::ValueId* value);
-  bool ToAttr(PyObject* object, cir::Attr* attr);
   void Register(PyObject* tensor, cir::ValueId value);
   cir::StorageId StorageOf(PyObject* tensor);
   bool IsConstantStorage(cir::StorageId storage) const {
@@ -108,16 +104,13 @@ class OpRecorder final : public ConstantTensors {
   bool has_random_ops_ = false;
   bool started_ = false;
   mutable bool hidden_ = false;
-  bool skipped_[4] = {};  // which keys Start() has excluded
+  SkippedKeys skipped_keys_;
   bool uninitialized_ = false;
   bool skip_ = false;                    // the operator being run is no part of the program
   std::vector<PyObject*> last_tensors_;  // tensor operands of the operator being recorded; borrowed
 };
 
 const TensorBridge& Bridge();
-
-// Number of the dispatch key that tracks views and versions in this torch; negative if unknown.
-int32_t ViewTrackingKey();
 
 // A strided tensor without conj, neg or zero bit, not quantized, nested or wrapped by a transform.
 bool IsPlainTensor(const TensorMeta& meta);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/capture.h"
+#include "agent/dispatch_keys.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/python_step.h"
@@ -83,7 +84,7 @@ absl::Status CapturedPlan::Build() {
   const auto& api = LoadedApi();
   if (!api.ok()) return api.status();
   scheduler::BuildOptions options;
-  options.view_tracking_key = ViewTrackingKey();
+  options.view_tracking_key = DispatchKeys::view_tracking_key();
   for (const torch_abi::TensorRef constant : capture_->constants()) {
     options.constants.push_back((*api)->NewReference(constant));
   }
