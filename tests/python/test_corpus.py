@@ -16,7 +16,7 @@ from eager_twin import ACCELERATOR
 
 _SCRIPT = pathlib.Path(corpus_models.__file__).with_name("corpus.py")
 # Of the sample, planned whole.
-MINIMUM_WHOLE = 20
+MINIMUM_WHOLE = 30
 
 
 @pytest.mark.slow
