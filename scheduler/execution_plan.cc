@@ -11,6 +11,7 @@
 #include "jit/cir/text.h"
 #include "jit/cir/verifier.h"
 #include "memory/plan_verifier.h"
+#include "scheduler/torch/warning_notice.h"
 
 namespace cuvil::scheduler {
 namespace {
@@ -176,7 +177,7 @@ class PlanBuilder {
     for (size_t i = graph().ops.size(); i-- > 0;) {
       if (idle_[i]) continue;
       const Op& op = graph().ops[i];
-      bool needed = op.effects.writes != 0 || op.effects.is_random || op.results.empty() ||
+      bool needed = op.effects.writes != 0 || op.effects.is_random || op.results.empty() || cir::MayWarn(op) ||
                     !(op.effects.is_view || cir::IsDeterministicFactory(op) || cir::IsUninitialized(op));
       for (const Result& result : op.results) {
         for (const ValueId id : result.values) needed |= used[id.index];
@@ -288,9 +289,10 @@ class PlanBuilder {
     absl::StatusOr<torch_abi::PreparedCall> call = torch_abi::PreparedCall::Create(api(), op, features_);
     if (!call.ok()) return false;
     std::vector<void*> cells = plan_->initial_cells_;
+    const torch_abi::WarningNotice warnings(api());
     if (!call->Invoke(api(), cells.data()).ok()) return false;
     std::vector<OwnedTensor> tensors;
-    bool as_traced = true;
+    bool as_traced = !warnings.noticed();
     for (const ValueId id : made) {
       tensors.push_back(api().TakeCell(&cells[id.index]));
       // Autocast or another default dtype on this thread would show here.

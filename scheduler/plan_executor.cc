@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/torch/warning_notice.h"
 
 namespace cuvil::scheduler {
 namespace {
@@ -112,11 +113,15 @@ absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const Tenso
   for (size_t i = 0; i < inputs.size(); ++i) cells[graph.inputs[i].index] = inputs[i].impl();
   for (size_t i = 0; i < captured.size(); ++i) cells[graph.captured[i].index] = captured[i].impl();
 
+  const torch_abi::WarningNotice warnings(api);
   for (const PlanStep& step : plan.steps()) {
     const absl::Status status = step.mechanism == Mechanism::kPython ? RunPythonStep(plan, step, cells, python_steps)
                                 : step.untracked                     ? RunUntracked(plan, step, cells)
                                                                      : plan.call(step).Invoke(api, cells);
     if (!status.ok()) return WithLocation(plan, step, status);
+    if (warnings.noticed()) {
+      return WithLocation(plan, step, absl::UnimplementedError("warns, which only eager can do"));
+    }
     for (const uint32_t cell : step.released_cells) api.Drop(cells + cell);
   }
 

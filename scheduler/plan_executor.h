@@ -6,6 +6,7 @@
 // Ownership: borrows inputs and captured tensors, which the caller keeps alive; outputs are new references.
 // Errors:    Aborted, Internal  an operator failed; the message names it and its source line. Everything the run made
 //                               is released, `outputs` is left empty. What in-place operators wrote stays written.
+//            Unimplemented      an operator gave a C++ warning, which is not printed; otherwise as Aborted
 //            FailedPrecondition a Python step without a callback
 //            InvalidArgument    another number of inputs or captured tensors than the plan has
 #pragma once

@@ -113,7 +113,7 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   }
   if (status.ok() && FaultInjected(FaultPoint::kRun)) status = absl::AbortedError("injected fault: run");
   // Whatever an operator says, eager will say it better. An interruption is not about the operator.
-  if (absl::IsCancelled(status)) return status;
+  if (absl::IsCancelled(status) || absl::IsUnimplemented(status)) return status;
   if (!status.ok()) return absl::AbortedError(status.message());
 
   OwnedRef result = OwnedRef::Steal(capture_->BuildOutput(call, std::move(outputs)));

@@ -235,6 +235,12 @@ PyObject* AnswerByPlan(ModuleState& state, const CallArgs& call, const Decision&
       case absl::StatusCode::kFailedPrecondition:
         Count(lifecycle.statistics.guard_failures);
         break;
+      case absl::StatusCode::kUnimplemented:
+        static_cast<void>(ContainStatus([&] {
+          DropEntry(state, decision.entry, WarningRefusal(status));
+          return absl::OkStatus();
+        }));
+        break;
       case absl::StatusCode::kAborted:
         // Most likely eager is about to raise; if not, the plan is a waste of time from now on.
         Count(lifecycle.statistics.replay_errors);

@@ -146,6 +146,10 @@ absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_p
                    const std::optional<RandomState>& after_plan) {
   Lifecycle& lifecycle = TheLifecycle();
   std::string difference;
+  if (absl::IsUnimplemented(planned.status)) {
+    DropEntry(state, entry, WarningRefusal(planned.status));
+    return absl::OkStatus();
+  }
   if (!planned.status.ok()) {
     // Eager did what the plan could not.
     difference = absl::StrCat("it failed: ", std::string(planned.status.message()));
@@ -217,6 +221,14 @@ void NoteFault(const CallArgs& call, const char* stage, std::string_view message
         absl::StrCat(name, ": ", stage, " failed, the call ran as CPython would: ", std::string(message)));
     return absl::OkStatus();
   }));
+}
+
+Refusal WarningRefusal(const absl::Status& status) {
+  Refusal refusal;
+  refusal.code = "warning";
+  refusal.message = std::string(status.message());
+  refusal.advice = "call the operator in a way that does not warn; the modules inside are planned where they can be";
+  return refusal;
 }
 
 void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal) {

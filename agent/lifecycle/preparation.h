@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "agent/capture.h"
 #include "agent/lifecycle/module_table.h"
 #include "agent/lifecycle/plan_entry.h"
@@ -24,6 +25,9 @@ PyObject* TraceCall(ModuleState& state, PyObject* callable, const CallArgs& call
 // kBuilt. Returns the original's result.
 PyObject* CompareCall(ModuleState& state, PyObject* callable, const CallArgs& call,
                       const std::shared_ptr<PlanEntry>& entry) noexcept;
+
+// Why a plan one of whose operators warned (the status of its run) is out of service: only eager warns as it should.
+Refusal WarningRefusal(const absl::Status& status);
 
 // Takes an entry whose plan could not be built, or was wrong, out of service for good.
 void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal);

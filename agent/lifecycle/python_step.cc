@@ -90,7 +90,7 @@ absl::Status OperatorSteps::Run(const cir::Op& op, absl::Span<const TensorRef> o
   const OwnedRef function = FindOperator(op);
   if (!function) {
     PyErr_Clear();
-    return absl::UnimplementedError(absl::StrCat("torch has no operator ", cir::QualifiedName(op)));
+    return absl::NotFoundError(absl::StrCat("torch has no operator ", cir::QualifiedName(op)));
   }
   size_t next_operand = 0;
   const auto next_tensor = [&] {

@@ -195,6 +195,15 @@ bool IsUntrackedFactory(const Op& op) {
   return like || OperandValues(op).empty();
 }
 
+bool MayWarn(const Op& op) {
+  constexpr std::string_view kDeprecatedForSomeShapes[] = {"aten::numpy_T", "aten::matrix_H", "aten::mT", "aten::mH",
+                                                           "aten::adjoint"};
+  for (const std::string_view name : kDeprecatedForSomeShapes) {
+    if (op.name == name) return true;
+  }
+  return false;
+}
+
 bool IsUninitialized(const Op& op) {
   return FindRow(op.name, op.overload, [](const TraitRow& r) { return r.kind == TraitKind::kUninitialized; }) !=
          nullptr;

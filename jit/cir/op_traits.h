@@ -44,6 +44,9 @@ bool IsUntrackedFactory(const Op& op);
 // The contents of its results are whatever the memory held (empty, new_empty, ...).
 bool IsUninitialized(const Op& op);
 
+// A view that gives a deprecation warning for some shapes (`x.T` of three dimensions): even an unused one does.
+bool MayWarn(const Op& op);
+
 // Computes results from operands and does nothing else: no writes, no generator, no results of unknown content.
 bool IsPure(const Op& op);
 

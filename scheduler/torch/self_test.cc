@@ -12,6 +12,7 @@
 #include "jit/cir/text.h"
 #include "scheduler/torch/dispatcher_call.h"
 #include "scheduler/torch/unboxed_call.h"
+#include "scheduler/torch/warning_notice.h"
 
 namespace cuvil::torch_abi {
 namespace {
@@ -319,6 +320,41 @@ absl::Status CheckExceptions(const TorchApi& api, const AbiFeatures& features) {
   return absl::OkStatus();
 }
 
+// A handler of ours is called in the place of torch's own, and torch's is there again afterwards.
+absl::Status CheckWarnings(const TorchApi& api) {
+  // offset to top, type, two destructors, process()
+  auto* const table = static_cast<void**>(api.FindSymbol("_ZTVN3c1014WarningHandlerE"));
+  void* const process = api.FindSymbol("_ZN3c1014WarningHandler7processERKNS_7WarningE");
+  if (table == nullptr || process == nullptr || table[4] != process) {
+    return absl::FailedPreconditionError("c10::WarningHandler has another form");
+  }
+  Program program(api);
+  // The deviation of one element has no degrees of freedom: torch warns each time.
+  if (absl::Status s = program.Load("aten::sum.dim_IntList(Tensor %0, int[]? none, bool false, ScalarType? none) -> "
+                                    "(%2$)\naten::std(Tensor %2, bool true) -> (%3$)");
+      !s.ok()) {
+    return s;
+  }
+  void* const before = api.get_warning_handler();
+  bool early = false;
+  bool noticed = false;
+  absl::Status status = absl::OkStatus();
+  {
+    const WarningNotice notice(api);
+    status = program.Run([&](const cir::Op& op, void** cells) -> absl::Status {
+      early = notice.noticed();
+      absl::StatusOr<DispatcherCall> call = DispatcherCall::Create(api, op);
+      if (!call.ok()) return call.status();
+      return call->Invoke(api, cells);
+    });
+    noticed = notice.noticed();
+  }
+  if (!status.ok()) return status;
+  if (early || !noticed) return absl::FailedPreconditionError("a warning is not noticed when it is given");
+  if (api.get_warning_handler() != before) return absl::FailedPreconditionError("a warning handler cannot be undone");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status SelfTest::CalibrateWrappedNumbers(TorchApi& api) {
@@ -391,6 +427,10 @@ absl::Status SelfTest::Run(TorchApi& api) {
     if (absl::Status s = RunDispatcher(api, c); !s.ok()) {
       return absl::FailedPreconditionError(absl::StrCat("torch's C shim: ", s.message()));
     }
+  }
+
+  if (absl::Status s = CheckWarnings(api); !s.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("torch's warnings: ", s.message()));
   }
 
   AbiFeatures features;

@@ -60,6 +60,13 @@ absl::StatusOr<std::shared_ptr<const TorchApi>> TorchApi::Load(const std::string
       api->FindSymbol("_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"));
   api->set_key_excluded = reinterpret_cast<void (*)(uint16_t, bool)>(
       api->FindSymbol("_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb"));
+  api->get_warning_handler =
+      reinterpret_cast<void* (*)()>(api->FindSymbol("_ZN3c1012WarningUtils19get_warning_handlerEv"));
+  api->set_warning_handler = reinterpret_cast<void (*)(void*)>(
+      api->FindSymbol("_ZN3c1012WarningUtils19set_warning_handlerEPNS_14WarningHandlerE"));
+  if (api->get_warning_handler == nullptr || api->set_warning_handler == nullptr) {
+    return absl::UnavailableError("this torch has no c10::WarningUtils: torch 2.10 or newer is needed");
+  }
 
   void* undefined = nullptr;
   if (api->new_uninitialized_tensor(&undefined) != 0) {

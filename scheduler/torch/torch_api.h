@@ -49,6 +49,10 @@ class TorchApi {
   bool (*is_key_excluded)(uint16_t key) = nullptr;
   void (*set_key_excluded)(uint16_t key, bool excluded) = nullptr;
 
+  // The calling thread's c10::WarningHandler; never null after Load.
+  void* (*get_warning_handler)() = nullptr;
+  void (*set_warning_handler)(void* handler) = nullptr;
+
   // Null if the library does not export it.
   void* FindSymbol(const char* name) const;
 

@@ -148,6 +148,39 @@ class FakePythonSteps : public PythonStepCallback {
   const torch_abi::TorchApi& api_;
 };
 
+TEST_F(PlanExecutorTest, AWarningIsLeftToEager) {
+  // The deviation of one element warns, also when its result is unused.
+  const auto plan = Build(
+      "%0 : float32[1]{1} cpu @0 = input 0\n"
+      "#0 aten::std(Tensor %0, bool true) -> (%1 : float32[]{} cpu @1) source 0\n"
+      "#1 aten::neg(Tensor %0) -> (%2 : float32[1]{1} cpu @2) source 0\n"
+      "return %2\n");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  void* const handler = api_->get_warning_handler();
+  const OwnedTensor x = Floats({1});
+  std::vector<OwnedTensor> outputs;
+  ::testing::internal::CaptureStderr();
+  const absl::Status status = PlanExecutor::Run(**plan, {x.ref()}, {}, &outputs);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(status.message().find("aten::std"), absl::string_view::npos) << status;
+  EXPECT_TRUE(outputs.empty());
+  EXPECT_EQ(api_->get_warning_handler(), handler);
+}
+
+TEST_F(PlanExecutorTest, WhatWarnsIsNotFolded) {
+  const auto plan = Build(
+      "#0 aten::ones(SymInt[] ints[1], ScalarType? none, Layout? none, Device? none, bool? none) -> (%0 : "
+      "float32[1]{1} cpu @0) source 0\n"
+      "#1 aten::std(Tensor %0, bool true) -> (%1 : float32[]{} cpu @1) source 0\n"
+      "#2 aten::isnan(Tensor %1) -> (%2 : bool[]{} cpu @2) source 0\n"
+      "return %2\n");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ((*plan)->counts().folded, 1u);
+  std::vector<OwnedTensor> outputs;
+  EXPECT_EQ(PlanExecutor::Run(**plan, {}, {}, &outputs).code(), absl::StatusCode::kUnimplemented);
+}
+
 TEST_F(PlanExecutorTest, PythonStepsRunThroughTheCallback) {
   const std::string body = std::string(kX) +
                            "#0 aten::neg(Tensor %0) -> (%1 : float32[2]{1} cpu @1) source 0\n"
