@@ -1,73 +1,20 @@
 """Thousands of calls: nothing grows, nothing is lost, and the process ends as it should.
 
-Every program runs in an interpreter of its own, so that memory, threads and exit are its own. CUVIL_SOAK_CALLS sets the
-number of calls (5,000 by default).
+Every program runs in an interpreter of its own; soak_process.py says how the tests are made longer.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
-from eager_twin import ACCELERATOR
+from soak_process import NOT_CUVIL, python, succeeds
 
-pytestmark = pytest.mark.skipif(ACCELERATOR != "cuvil", reason="looks at cuvil's own process behaviour")
-CALLS = int(os.environ.get("CUVIL_SOAK_CALLS", "5000"))
-
-PRELUDE = """
-import faulthandler, gc, os, signal, sys, threading, time
-faulthandler.enable()
-import torch, torch.nn as nn
-import cuvil
-torch.set_num_threads(1)
-CALLS = {calls}
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.norm, self.k = nn.Linear(16, 16), nn.LayerNorm(16), 2.0
-    def forward(self, x, scale=1.0):
-        a, b = self.norm(torch.relu(self.lin(x))).chunk(2, -1)
-        return {{"y": a * b * self.k * scale, "parts": [a, b], "n": x.shape[0]}}
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-def handles():
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-torch.manual_seed(0)
-m = nn.Sequential(Block()).eval()
-x = torch.randn(4, 16)
-with torch.no_grad():
-    expected = m(x)["y"].clone()
-cuvil.enable()
-def check(y):
-    assert torch.equal(y["y"], expected), (y["y"] - expected).abs().max()
-"""
-
-
-def _python(program: str, *flags: str, timeout: float = 300.0, **environment: str) -> subprocess.CompletedProcess[str]:
-    source = PRELUDE.format(calls=CALLS) + textwrap.dedent(program)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", **environment}
-    return subprocess.run(
-        [sys.executable, *flags, "-c", source], capture_output=True, text=True, timeout=timeout, env=env, check=False
-    )
-
-
-def _succeeds(program: str, *flags: str, **environment: str) -> str:
-    result = _python(program, *flags, **environment)
-    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-    return result.stdout
+pytestmark = pytest.mark.skipif(NOT_CUVIL, reason="looks at cuvil's own process behaviour")
 
 
 def test_resident_memory_and_references_do_not_grow():
-    _succeeds("""
+    succeeds("""
         def turn(n):
             with torch.inference_mode():
                 for _ in range(n):
@@ -89,7 +36,7 @@ def test_resident_memory_and_references_do_not_grow():
 
 
 def test_memory_does_not_grow_with_changing_attributes_and_shapes():
-    _succeeds("""
+    succeeds("""
         def turn(n, base):
             with torch.no_grad():
                 for i in range(n):
@@ -106,7 +53,7 @@ def test_memory_does_not_grow_with_changing_attributes_and_shapes():
 
 
 def test_memory_does_not_grow_with_new_models():
-    _succeeds("""
+    succeeds("""
         import weakref
         def turn(n):
             refs = []
@@ -128,7 +75,7 @@ def test_memory_does_not_grow_with_new_models():
 
 
 def test_memory_does_not_grow_with_failing_calls():
-    _succeeds("""
+    succeeds("""
         emb = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2)).eval()
         good, bad = torch.tensor([0, 1]), torch.tensor([0, 9])
         def turn(n):
@@ -150,7 +97,7 @@ def test_memory_does_not_grow_with_failing_calls():
 
 
 def test_enabling_and_disabling_many_times():
-    _succeeds("""
+    succeeds("""
         with torch.no_grad():
             for i in range(300):
                 cuvil.disable()
@@ -167,7 +114,7 @@ def test_enabling_and_disabling_many_times():
 
 
 def test_thirty_two_threads_on_one_model():
-    _succeeds("""
+    succeeds("""
         errors, gate = [], threading.Barrier(32)
         def work(k):
             try:
@@ -190,7 +137,7 @@ def test_thirty_two_threads_on_one_model():
 
 
 def test_threads_enable_disable_edit_and_collect_during_calls():
-    _succeeds("""
+    succeeds("""
         stop, errors = threading.Event(), []
         def calls():
             try:
@@ -222,7 +169,7 @@ def test_threads_enable_disable_edit_and_collect_during_calls():
 
 
 def test_fork_in_the_middle():
-    _succeeds("""
+    succeeds("""
         with torch.inference_mode():
             for _ in range(50): check(m(x))
             for child in range(5):
@@ -246,7 +193,7 @@ def test_fork_in_the_middle():
 
 
 def test_fork_while_other_threads_call():
-    _succeeds("""
+    succeeds("""
         stop = threading.Event()
         def calls():
             with torch.inference_mode():
@@ -280,7 +227,7 @@ def test_fork_while_other_threads_call():
 
 
 def test_keyboard_interrupts_leave_everything_working():
-    _succeeds("""
+    succeeds("""
         import random
         raised = 0
         signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -304,7 +251,7 @@ def test_keyboard_interrupts_leave_everything_working():
 
 
 def test_exit_with_plans_alive():
-    output = _succeeds("""
+    output = succeeds("""
         keep = []
         with torch.no_grad():
             for _ in range(10): keep.append(m(x))
@@ -326,15 +273,15 @@ def test_exit_with_threads_calling():
         print("done", flush=True)
     """
     # Some versions of Python and torch abort by themselves when daemon threads are inside torch at exit.
-    eager = _python(program.replace("ON", "False"))
-    result = _python(program.replace("ON", "True"))
+    eager = python(program.replace("ON", "False"))
+    result = python(program.replace("ON", "True"))
     assert result.stdout.strip() == "done"
     assert result.returncode == 0 or eager.returncode != 0, (result.returncode, result.stderr[-3000:])
 
 
 def test_exit_during_background_preparation():
     for _ in range(3):
-        output = _succeeds(
+        output = succeeds(
             """
             models = [nn.Sequential(*[Block() for _ in range(1)]).eval() for _ in range(20)]
             with torch.no_grad():
@@ -350,14 +297,14 @@ def test_exit_during_background_preparation():
 
 def test_exit_by_exception_signal_and_os_exit():
     program = "\nwith torch.no_grad():\n    for _ in range(8): m(x)\n"
-    assert _python(program + "raise ValueError('end')").returncode == 1
-    assert _python(program + "sys.exit(7)").returncode == 7
-    assert _python(program + "os._exit(9)").returncode == 9
-    assert _python(program + "os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)").returncode == -signal.SIGTERM
+    assert python(program + "raise ValueError('end')").returncode == 1
+    assert python(program + "sys.exit(7)").returncode == 7
+    assert python(program + "os._exit(9)").returncode == 9
+    assert python(program + "os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)").returncode == -signal.SIGTERM
 
 
 def test_gc_callbacks_and_finalizers_at_exit_may_call_models():
-    output = _succeeds("""
+    output = succeeds("""
         import atexit
         class Last:
             def __del__(self):
@@ -372,7 +319,7 @@ def test_gc_callbacks_and_finalizers_at_exit_may_call_models():
 
 
 def test_collector_with_every_threshold():
-    _succeeds("""
+    succeeds("""
         with torch.no_grad():
             for threshold in ((1, 1, 1), (2, 2, 2), (50, 3, 3), (0, 0, 0)):
                 gc.set_threshold(*threshold)
@@ -387,7 +334,7 @@ def test_collector_with_every_threshold():
 
 
 def test_python_development_mode():
-    _succeeds(
+    succeeds(
         """
         with torch.no_grad():
             for _ in range(20): check(m(x))
