@@ -138,7 +138,10 @@ class CaptureBuilder {
       return nullptr;
     }
     for (size_t i = 0; i < entries.size(); ++i) {
-      if (!old[i] || heap.Unchanged(entries[i])) continue;
+      if (!old[i]) continue;
+      // What the call has written may differ between its own reads.
+      const bool torn = entries[i].changed_meanwhile && !entries[i].written;
+      if (!torn && heap.Unchanged(entries[i])) continue;
       *refusal = NetWrite(*tracer, entries[i]);
       return nullptr;
     }

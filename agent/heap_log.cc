@@ -143,7 +143,10 @@ HeapEntry* HeapLog::Find(StateKind kind, PyObject* object, Py_ssize_t offset, bo
 PyObject* HeapLog::TouchInstance(PyObject* object) {
   bool created;
   HeapEntry* entry = Find(StateKind::kInstance, object, 0, &created);
-  if (!created) return entry->pointers[1];
+  if (!created) {
+    ReadAgain(entry);
+    return entry->pointers[1];
+  }
   PyObject* dict = reinterpret_cast<PyObject*>(InstanceDict(object));
   entry->pointers = {Held(reinterpret_cast<PyObject*>(Py_TYPE(object))), Held(dict)};
   entry->offset = DictPointerOffset(Py_TYPE(object), object);
@@ -153,13 +156,22 @@ PyObject* HeapLog::TouchInstance(PyObject* object) {
 
 void HeapLog::TouchDictKey(PyObject* dict, PyObject* key) {
   // Most reads repeat an earlier one with the same interned name.
-  if (!seen_keys_.insert({dict, key}).second) return;
+  if (auto seen = seen_keys_.find({dict, key}); seen != seen_keys_.end()) {
+    ReadAgain(&entries_[seen->second]);
+    return;
+  }
   if (!IsPlainKey(key)) {
     TouchDictAll(dict);
     return;
   }
   bool created;
   HeapEntry* entry = Find(StateKind::kDict, dict, 0, &created);
+  seen_keys_.emplace(std::make_pair(dict, key), static_cast<uint32_t>(entry - entries_.data()));
+  if (created) {
+    entry->dict_tag = DictTag(reinterpret_cast<PyDictObject*>(dict));
+  } else {
+    ReadAgain(entry);
+  }
   if (entry->whole) return;
   DictItem item;
   item.hash = PyObject_Hash(key);
@@ -178,6 +190,11 @@ void HeapLog::TouchDictKey(PyObject* dict, PyObject* key) {
 void HeapLog::TouchDictAll(PyObject* dict) {
   bool created;
   HeapEntry* entry = Find(StateKind::kDict, dict, 0, &created);
+  if (created) {
+    entry->dict_tag = DictTag(reinterpret_cast<PyDictObject*>(dict));
+  } else {
+    ReadAgain(entry);
+  }
   if (entry->whole) return;
   std::vector<DictItem> keyed = std::move(entry->items);
   entry->items.clear();
@@ -211,9 +228,12 @@ void HeapLog::TouchDictAll(PyObject* dict) {
 PyObject* HeapLog::TouchType(PyTypeObject* type, PyObject* name) {
   // Builtin types cannot be changed, and their bases are builtin types.
   if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return _PyType_Lookup(type, name);
-  if (!seen_keys_.insert({reinterpret_cast<PyObject*>(type), name}).second) return _PyType_Lookup(type, name);
+  // A change in between leaves another tag behind, whatever is put back.
+  if (seen_keys_.count({reinterpret_cast<PyObject*>(type), name}) != 0) return _PyType_Lookup(type, name);
   bool created;
   HeapEntry* entry = Find(StateKind::kType, reinterpret_cast<PyObject*>(type), 0, &created);
+  seen_keys_.emplace(std::make_pair(reinterpret_cast<PyObject*>(type), name),
+                     static_cast<uint32_t>(entry - entries_.data()));
   if (created) entry->tag = TypeTag(type);
   if (created && entry->tag == 0) {
     SetProblem(std::string("class ") + type->tp_name + " has been changed too often to be watched");
@@ -231,14 +251,14 @@ PyObject* HeapLog::TouchType(PyTypeObject* type, PyObject* name) {
 void HeapLog::TouchList(PyObject* list) {
   bool created;
   HeapEntry* entry = Find(StateKind::kList, list, 0, &created);
-  if (!created) return;
+  if (!created) return ReadAgain(entry);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) entry->pointers.push_back(Held(PyList_GET_ITEM(list, i)));
 }
 
 void HeapLog::TouchSet(PyObject* set) {
   bool created;
   HeapEntry* entry = Find(StateKind::kSet, set, 0, &created);
-  if (!created) return;
+  if (!created) return ReadAgain(entry);
   Py_ssize_t position = 0;
   PyObject* key;
   Py_hash_t hash;
@@ -248,13 +268,14 @@ void HeapLog::TouchSet(PyObject* set) {
 void HeapLog::TouchCell(PyObject* cell) {
   bool created;
   HeapEntry* entry = Find(StateKind::kCell, cell, 0, &created);
-  if (created) entry->pointers = {Held(PyCell_GET(cell))};
+  if (!created) return ReadAgain(entry);
+  entry->pointers = {Held(PyCell_GET(cell))};
 }
 
 void HeapLog::TouchFunction(PyObject* function) {
   bool created;
   HeapEntry* entry = Find(StateKind::kFunction, function, 0, &created);
-  if (!created) return;
+  if (!created) return ReadAgain(entry);
   PyObject* keyword_defaults = PyFunction_GET_KW_DEFAULTS(function);
   entry->pointers = {Held(PyFunction_GET_CODE(function)), Held(PyFunction_GET_DEFAULTS(function)),
                      Held(keyword_defaults), Held(PyFunction_GET_CLOSURE(function))};
@@ -264,7 +285,7 @@ void HeapLog::TouchFunction(PyObject* function) {
 void HeapLog::TouchMember(PyObject* object, Py_ssize_t offset) {
   bool created;
   HeapEntry* entry = Find(StateKind::kMember, object, offset, &created);
-  if (!created) return;
+  if (!created) return ReadAgain(entry);
   PyObject* value;
   std::memcpy(&value, reinterpret_cast<char*>(object) + offset, sizeof value);
   entry->pointers = {Held(value)};
@@ -288,7 +309,7 @@ void HeapLog::TouchOpaque(PyObject* object) {
 void HeapLog::TouchContextVar(PyObject* variable) {
   bool created;
   HeapEntry* entry = Find(StateKind::kContextVar, variable, 0, &created);
-  if (!created) return;
+  if (!created) return ReadAgain(entry);
   PyObject* value = nullptr;
   if (PyContextVar_Get(variable, nullptr, &value) < 0) PyErr_Clear();
   entry->pointers = {Held(value)};
@@ -320,6 +341,15 @@ void HeapLog::MarkWritten(PyObject* object) {
       entries_[i].written_at = source_;
     }
   }
+}
+
+void HeapLog::ReadAgain(HeapEntry* entry) const {
+  if (entry->written || entry->changed_meanwhile) return;
+  const bool is_dict = entry->kind == StateKind::kDict;
+  const uint64_t dict_tag = is_dict ? DictTag(reinterpret_cast<PyDictObject*>(entry->object)) : 0;
+  if (is_dict && dict_tag == entry->dict_tag) return;
+  entry->changed_meanwhile = !Unchanged(*entry);
+  entry->dict_tag = dict_tag;
 }
 
 bool HeapLog::Unchanged(const HeapEntry& entry) const {

@@ -40,10 +40,13 @@ struct HeapEntry {
   bool whole = false;       // kDict: `items` is the complete content, in order
   bool structural = false;  // covered by the input signature: must not change, needs no guard
   bool written = false;
+  // Found changed between two reads. If the call did not write it, another thread did, and the trace mixes two states.
+  bool changed_meanwhile = false;
   uint32_t written_at = 0;          // source of the last modelled write
   std::vector<DictItem> items;      // kDict; kType: {name, value looked up}
   std::vector<PyObject*> pointers;  // kList, kSet, kCell, kFunction, kMember, kInstance, kContextVar, kCall
   uint32_t tag = 0;                 // kType: version tag at first touch
+  uint64_t dict_tag = 0;            // kDict: version tag when it was last found to equal the baseline
   Py_ssize_t offset = 0;            // kMember: byte offset; kInstance: offset of the __dict__ pointer (0: none)
 };
 
@@ -51,7 +54,8 @@ struct HeapEntry {
 // net effect can be judged at the end.
 //
 // A write is logged like a read, before it happens: an object whose state at the end equals its baseline was not
-// written. Objects that only the call itself or its result own at the end were made by the call and do not matter.
+// written. A read of state that is logged already is compared with the baseline: what another thread replaces and puts
+// back would otherwise be gone at the end, and the trace would mix two states that no eager call sees. Objects that only the call itself or its result own at the end were made by the call and do not matter.
 //
 // Threads: GIL held throughout; one log belongs to one trace.
 // Ownership: holds strong references to everything logged until Release().
@@ -120,6 +124,8 @@ class HeapLog {
   bool FindDeadCycles(Cascade* cascade, PyObject* result) const;
 
   HeapEntry* Find(StateKind kind, PyObject* object, Py_ssize_t offset, bool* created);
+  // A further read of logged state: notes whether it still is as logged.
+  void ReadAgain(HeapEntry* entry) const;
   PyObject* Held(PyObject* object) {
     if (object != nullptr) Hold(object);
     return object;
@@ -133,8 +139,9 @@ class HeapLog {
              (reinterpret_cast<uintptr_t>(pair.second) >> 4);
     }
   };
-  // (dict, key) and (type, name) pairs logged so far; both are held, so no address is reused.
-  std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> seen_keys_;
+  // (dict, key) and (type, name) pairs logged so far, with the index of their entry; both are held, so no address is
+  // reused.
+  std::unordered_map<std::pair<PyObject*, PyObject*>, uint32_t, PairHash> seen_keys_;
   std::unordered_map<PyObject*, Py_ssize_t> held_;
   std::unordered_map<PyObject*, bool> structural_;
   mutable std::unordered_map<PyObject*, bool> new_;
