@@ -254,6 +254,7 @@ void Tracer::GetTensorAttr(PyObject* tensor, PyObject* name) {
                      "is_ort",    "itemsize",  "nbytes",        "requires_grad", "is_leaf",   "T",       "mT",
                      "H",         "mH",        "real",          "imag",          "__class__", "names",   "has_names",
                      "name",      "is_lazy"})) {
+      if (constants_ != nullptr) constants_->ReadMetadata(tensor);
       return;
     }
     if (text == "__dict__") {

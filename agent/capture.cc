@@ -63,6 +63,7 @@ Capture::~Capture() {
     (void)inputs_.release();
     (void)output_.release();
     (void)captured_.release();
+    (void)seen_.release();
     return;
   }
   PyGILState_STATE state = PyGILState_Ensure();
@@ -71,6 +72,7 @@ Capture::~Capture() {
   inputs_.reset();
   output_.reset();
   captured_.reset();
+  seen_.reset();
   PyGILState_Release(state);
 }
 
@@ -88,6 +90,10 @@ bool Capture::GuardsHold() {
   int64_t changed = captured_->FirstChanged();
   if (changed >= 0) {
     last_failure_ = absl::StrCat("the metadata of captured tensor ", changed);
+    return false;
+  }
+  if (seen_->FirstChanged() >= 0) {
+    last_failure_ = "the metadata of a tensor that the call came across";
     return false;
   }
   return true;
@@ -117,11 +123,12 @@ PyObject* Capture::BuildOutput(const CallArgs& call, std::vector<torch_abi::Owne
   return output_->Build(call, *inputs_, std::move(results));
 }
 
-size_t Capture::num_guards() const { return guards_->size() + captured_->size(); }
+size_t Capture::num_guards() const { return guards_->size() + captured_->size() + seen_->size(); }
 
 std::string Capture::DescribeGuards() const {
   std::string text = guards_->Describe();
   if (captured_->size() > 0) absl::StrAppend(&text, text.empty() ? "" : ", ", captured_->size(), " captured tensors");
+  if (seen_->size() > 0) absl::StrAppend(&text, text.empty() ? "" : ", ", seen_->size(), " tensors seen");
   return text;
 }
 
@@ -178,9 +185,25 @@ class CaptureBuilder {
     }
     auto capture = std::shared_ptr<Capture>(new Capture());
     // Guards need an object that is there in later calls. An argument that became pinned above is.
-    capture->guards_ = std::make_unique<GuardSet>(heap, WithoutFleetingInputs(entries, old, signature));
+    const std::vector<bool> kept = WithoutFleetingInputs(entries, old, signature);
+    capture->guards_ = std::make_unique<GuardSet>(heap, kept);
     capture->captured_ = std::make_unique<CapturedTensors>();
-    for (PyObject* tensor : recorder->captured()) capture->captured_->Add(tensor);
+    capture->seen_ = std::make_unique<CapturedTensors>();
+    std::unordered_set<PyObject*> used;
+    for (PyObject* tensor : recorder->captured()) {
+      used.insert(tensor);
+      capture->captured_->Add(tensor, *recorder->MetadataOf(tensor));
+    }
+    for (PyObject* value : GuardedValues(entries, kept)) {
+      if (value == nullptr || !IsTensor(value) || !used.insert(value).second) continue;
+      const TensorMeta* metadata = recorder->MetadataOf(value);
+      capture->seen_->Add(value, metadata != nullptr ? *metadata : Bridge().Read(Bridge().FromPyObject(value)));
+    }
+    if (capture->captured_->FirstChanged() >= 0 || capture->seen_->FirstChanged() >= 0) {
+      *refusal = MakeRefusal("concurrent-change", "the shape or type of a tensor changed during the trace",
+                             "another thread changed it; the next call is traced anew", true);
+      return nullptr;
+    }
     capture->constant_objects_ = recorder->TakeConstants();
     for (const OwnedRef& constant : capture->constant_objects_) {
       capture->constants_.push_back(Bridge().FromPyObject(constant.get()));

@@ -119,7 +119,8 @@ class Capture {
   std::unique_ptr<GuardSet> guards_;
   std::unique_ptr<InputSignature> inputs_;
   std::unique_ptr<OutputRecipe> output_;
-  std::unique_ptr<CapturedTensors> captured_;
+  std::unique_ptr<CapturedTensors> captured_;  // what the plan reads, in the order of graph().captured
+  std::unique_ptr<CapturedTensors> seen_;      // what the call came across, and no operator uses
   std::string last_failure_;
   std::vector<OwnedRef> constant_objects_;
   std::vector<torch_abi::TensorRef> constants_;

@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include <utility>
 #include <vector>
 
 #include "agent/op_recorder.h"
@@ -9,16 +10,16 @@
 
 namespace cuvil::agent {
 
-// The tensors that a plan reads besides its inputs: weights and buffers, read in place.
+// Tensors that the call found besides its inputs: weights and buffers, read in place.
 //
 // The guards prove that every place still holds the same tensor object; what remains to be compared is the object's
-// metadata, by direct loads.
+// metadata, by direct loads. Python may have read it (`self.weight.dtype`) whether or not an operator uses the tensor.
 //
 // Threads: GIL held.
 class CapturedTensors {
  public:
-  void Add(PyObject* tensor) {
-    tensors_.push_back({tensor, Py_TYPE(tensor), Bridge().Read(Bridge().FromPyObject(tensor))});
+  void Add(PyObject* tensor, TensorMeta metadata) {
+    tensors_.push_back({tensor, Py_TYPE(tensor), std::move(metadata)});
   }
   size_t size() const { return tensors_.size(); }
   PyObject* at(size_t i) const { return tensors_[i].object; }

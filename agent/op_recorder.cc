@@ -230,10 +230,27 @@ bool OpRecorder::AllConstant(const std::vector<cir::Operand>& operands) const {
   return true;
 }
 
+void OpRecorder::ReadMetadata(PyObject* tensor) {
+  if (!tracer_->heap().HasSeen(tensor) || HasOrigin(tensor, cir::Origin::kResult)) return;
+  auto known = metadata_.find(tensor);
+  if (known == metadata_.end()) {
+    metadata_.emplace(tensor, Bridge().Read(Bridge().FromPyObject(tensor)));
+  } else if (!Bridge().SameMeta(Bridge().FromPyObject(tensor), known->second)) {
+    tracer_->Refuse("concurrent-change", "the shape or type of a tensor changed during the trace",
+                    "another thread changed it; the next call is traced anew", true);
+  }
+}
+
+const TensorMeta* OpRecorder::MetadataOf(PyObject* tensor) const {
+  const auto found = metadata_.find(tensor);
+  return found == metadata_.end() ? nullptr : &found->second;
+}
+
 bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
   last_tensors_.push_back(tensor);
   if (std::optional<cir::ValueId> known = Find(tensor)) {
     *value = *known;
+    ReadMetadata(tensor);
     return true;
   }
   if (!Bridge().IsExactTensor(tensor) && !Bridge().IsExactParameter(tensor)) {
@@ -255,6 +272,7 @@ bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
   }
   *value = graph_.AddCaptured(meta.ToType(), StorageOf(tensor));
   captured_.push_back(tensor);
+  ReadMetadata(tensor);
   tracer_->heap().Hold(tensor);
   Register(tensor, *value);
   return true;

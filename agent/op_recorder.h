@@ -47,6 +47,7 @@ class OpRecorder final : public ConstantTensors {
   std::optional<cir::ValueId> Find(PyObject* tensor) const;
   // True iff the tensor's data follows from constants alone: factories and operators on their results.
   bool IsConstant(PyObject* tensor) const override;
+  void ReadMetadata(PyObject* tensor) override;
   bool IsArgument(PyObject* tensor) const override { return HasOrigin(tensor, cir::Origin::kInput); }
   void HideMode() const override;
   void ShowMode() const override;
@@ -55,6 +56,8 @@ class OpRecorder final : public ConstantTensors {
 
   // Tensors that existed before the call, in the order of graph().captured. Borrowed: the heap log holds them.
   const std::vector<PyObject*>& captured() const { return captured_; }
+  // Of a tensor that existed before the call, as the call's first look at it found it; null if it did not look.
+  const TensorMeta* MetadataOf(PyObject* tensor) const;
   std::vector<OwnedRef> TakeConstants() { return std::move(constants_); }
   // Some result shows memory that nobody wrote (torch.empty): runs differ legitimately.
   bool has_uninitialized_memory() const { return uninitialized_; }
@@ -99,6 +102,7 @@ class OpRecorder final : public ConstantTensors {
   // By StorageId: everything ever written to it follows from constants.
   std::vector<bool> storage_is_constant_;
   std::vector<PyObject*> captured_;
+  std::unordered_map<PyObject*, TensorMeta> metadata_;  // held by the heap log
   std::vector<OwnedRef> constants_;
   uint32_t mode_bits_ = 0;
   bool has_random_ops_ = false;

@@ -28,6 +28,8 @@ class ConstantTensors {
   virtual ~ConstantTensors() = default;
   virtual bool IsConstant(PyObject* tensor) const = 0;
   virtual bool IsArgument(PyObject* tensor) const = 0;
+  // Python reads the tensor's shape, type or the like: refuses the trace if they are not what they were before.
+  virtual void ReadMetadata(PyObject* tensor) = 0;
   virtual bool IsResult(PyObject* tensor) const = 0;  // made by an operator of the trace
   // Takes the recorder's dispatch mode away for one C call that would see it, and puts it back.
   virtual void HideMode() const = 0;
@@ -58,7 +60,7 @@ class Tracer final : public ProbeSink {
   const Refusal& refusal() const { return refusal_; }
 
   HeapLog& heap() { return heap_; }
-  void set_constants(const ConstantTensors* constants) { constants_ = constants; }
+  void set_constants(ConstantTensors* constants) { constants_ = constants; }
   // Index in the trace's source table of the instruction probed last.
   uint32_t CurrentSource();
   std::vector<trace::SourceLocation> TakeSources() { return std::move(sources_); }
@@ -155,7 +157,7 @@ class Tracer final : public ProbeSink {
   const Frame& UserFrame() const;
 
   HeapLog heap_;
-  const ConstantTensors* constants_ = nullptr;
+  ConstantTensors* constants_ = nullptr;
   Refusal refusal_;
   std::vector<Frame> frames_;
   std::vector<PyObject*> compared_with_arguments_;
