@@ -1,4 +1,4 @@
-"""Runs CPython's own test modules with every frame instrumented and compares them with a plain run.
+"""Runs CPython's own test modules with every frame instrumented, or with Cuvil enabled, beside a run without.
 
     PYTHONPATH=build/py312/python python3.12 tests/python/cpython_suite/run.py            # the sample
     PYTHONPATH=build/py312/python python3.12 tests/python/cpython_suite/run.py --all -j 4 # everything, nightly
@@ -56,7 +56,8 @@ def run_worker(mode: str, module: str, timeout_s: int) -> dict[str, Any] | str:
 
 def compare(module: str, mode: str, timeout_s: int) -> tuple[str, bool, int, int]:
     """A line to print, whether the module is as expected, tests and probes."""
-    plain = run_worker("plain", module, timeout_s)
+    # Importing torch, which enable() does, has effects of its own: it replaces inspect.getfile, for one.
+    plain = run_worker("torch" if mode == "enabled" else "plain", module, timeout_s)
     if isinstance(plain, str):
         return f"{module}: not run, the plain run fails: {plain}", True, 0, 0
     subject = run_worker(mode, module, 3 * timeout_s)

@@ -1,6 +1,6 @@
 """Runs one of CPython's own test modules in this process and prints one line of JSON.
 
-Usage: worker.py plain|instrumented|enabled MODULE
+Usage: worker.py plain|instrumented|torch|enabled MODULE
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ def main() -> int:
     from cuvil import _native
 
     _native._debug_self_test()
-    if mode == "enabled":
+    if mode in ("torch", "enabled"):
+        import torch  # noqa: F401
+
         import cuvil
 
-        cuvil.enable()
+        if mode == "enabled":
+            cuvil.enable()
+            assert cuvil.enabled()
     # What the standard library's own runner prepares and some tests rely on.
     from test import support
 
