@@ -55,7 +55,8 @@ struct HeapEntry {
 //
 // A write is logged like a read, before it happens: an object whose state at the end equals its baseline was not
 // written. A read of state that is logged already is compared with the baseline: what another thread replaces and puts
-// back would otherwise be gone at the end, and the trace would mix two states that no eager call sees. Objects that only the call itself or its result own at the end were made by the call and do not matter.
+// back would otherwise be gone at the end, and the trace would mix two states that no eager call sees. Objects that
+// only the call itself or its result own at the end were made by the call and do not matter.
 //
 // Threads: GIL held throughout; one log belongs to one trace.
 // Ownership: holds strong references to everything logged until Release().

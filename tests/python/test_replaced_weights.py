@@ -145,16 +145,21 @@ with torch.no_grad():
     cuvil.enable()
     thread = threading.Thread(target=put_back)
     thread.start()
-    mixed = 0
-    for _ in range(5):
-        time.sleep(0.01)
-        mixed += not torch.equal(m(big), plain)
+    for attempt in range(30):
+        cuvil.reset()
+        mixed = []
+        for _ in range(2):
+            time.sleep(0.005)
+            mixed.append(not torch.equal(m(big), plain))
+        # On a busy machine the other thread may come too late for the call that is traced or for the one compared.
+        if all(mixed): break
+    assert all(mixed), "the other thread was never in time"
+    noticed = cuvil.stats()["refusals"]
     stop = True
     thread.join()
     use(False)
-    assert mixed >= 3, f"the other thread came too late: {mixed}"
     for i in range(6): assert torch.equal(m(big), plain), i
-    assert cuvil.stats()["planned"] > 0, cuvil.stats()
+    assert noticed.get("concurrent-change", 0) > 0, noticed
 """
 
 # Each reads the same place twice, with the other thread's turn in between, and again before the call's end.

@@ -21,9 +21,8 @@ def main() -> int:
 
     _native._debug_self_test()
     if mode in ("torch", "enabled"):
-        import torch  # noqa: F401
-
         import cuvil
+        import torch  # noqa: F401
 
         if mode == "enabled":
             cuvil.enable()
