@@ -183,10 +183,15 @@ class CaptureBuilder {
     for (PyObject* value : guarded) {
       if (IsTensor(value)) signature.PinIdentity(value);
     }
+    signature.PinAtoms(heap.pinned());
     auto capture = std::shared_ptr<Capture>(new Capture());
     // Guards need an object that is there in later calls. An argument that became pinned above is.
     const std::vector<bool> kept = WithoutFleetingInputs(entries, old, signature);
     capture->guards_ = std::make_unique<GuardSet>(heap, kept);
+    if (const std::string& why = capture->guards_->why_not(); !why.empty()) {
+      *refusal = MakeRefusal("unknown-object", why, "keep it out of what forward reads");
+      return nullptr;
+    }
     capture->captured_ = std::make_unique<CapturedTensors>();
     capture->seen_ = std::make_unique<CapturedTensors>();
     std::unordered_set<PyObject*> used;

@@ -64,44 +64,8 @@ std::string Text(PyObject* object) {
 
 }  // namespace
 
-ExpectedValue::ExpectedValue(PyObject* value) : pointer_(value) {
-  if (value == nullptr) return;
-  type_ = Py_TYPE(value);
-  if (PyTuple_Check(value)) {
-    mode_ = Mode::kTuple;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) items_.emplace_back(PyTuple_GET_ITEM(value, i));
-    return;
-  }
-  if (type_ == &PyList_Type || type_ == &PyDict_Type || type_ == &PySet_Type || IsTensor(value)) {
-    mode_ = Mode::kPlain;
-    return;
-  }
-  if (!IsAtom(value) && PyType_SUPPORTS_WEAKREFS(type_)) {
-    keeper_ = PyWeakref_NewRef(value, nullptr);
-    if (keeper_ != nullptr) {
-      mode_ = Mode::kWeak;
-      return;
-    }
-    PyErr_Clear();
-  }
-  mode_ = Mode::kOwned;
-  keeper_ = Py_NewRef(value);
-}
-
-ExpectedValue::~ExpectedValue() { Py_XDECREF(keeper_); }
-
-bool ExpectedValue::MatchesTuple(PyObject* now) const {
-  // Not by address: an equal tuple with the same items is the same value to any program that does not ask for id().
-  if (now == nullptr || Py_TYPE(now) != type_) return false;
-  if (static_cast<size_t>(PyTuple_GET_SIZE(now)) != items_.size()) return false;
-  for (size_t i = 0; i < items_.size(); ++i) {
-    if (!items_[i].Matches(PyTuple_GET_ITEM(now, i))) return false;
-  }
-  return true;
-}
-
 GuardSet::Details::~Details() {
-  for (PyObject* key : keys) Py_XDECREF(key);
+  for (PyObject* object : owned) Py_XDECREF(object);
 }
 
 GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
@@ -120,7 +84,15 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     Details details;
     details.whole = entry.whole;
     details.what = std::string(KindName(entry.kind)) + ": " + Py_TYPE(entry.object)->tp_name;
-    auto add_value = [&](PyObject* value) { details.values.emplace_back(value); };
+    auto note_unknown = [&](const ExpectedValue& value, PyObject* object) {
+      if (!why_not_.empty() || !value.unknown()) return;
+      why_not_ = std::string("a ") + Py_TYPE(object)->tp_name + " cannot be told from another one";
+    };
+    auto add_value = [&](PyObject* value) {
+      details.values.emplace_back(value, &log.pinned());
+      note_unknown(details.values.back(), value);
+    };
+    auto own = [&](PyObject* object) { details.owned.push_back(Py_NewRef(object)); };
     switch (check.kind) {
       case StateKind::kInstance:
         check.plain = 1;
@@ -134,9 +106,14 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
       case StateKind::kDict:
       case StateKind::kType:
         for (const DictItem& item : entry.items) {
-          details.keys.push_back(Py_NewRef(item.key));
+          details.keys.push_back(entry.whole ? ExpectedValue(item.key) : ExpectedValue::ForKey(item.key));
           details.hashes.push_back(item.hash);
-          add_value(item.value);
+          // A lookup needs the key itself; a whole dict is walked.
+          if (entry.kind == StateKind::kDict && !entry.whole && !details.keys.back().can_recall() && why_not_.empty()) {
+            why_not_ = std::string("a key of type ") + Py_TYPE(item.key)->tp_name + " cannot be kept";
+          }
+          // A class's attributes are covered by its tag.
+          if (entry.kind == StateKind::kDict) add_value(item.value);
         }
         if (entry.kind == StateKind::kType) {
           details.what = std::string("class ") + reinterpret_cast<PyTypeObject*>(entry.object)->tp_name;
@@ -166,8 +143,11 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
         add_value(entry.pointers[0]);
         break;
       case StateKind::kCall:
-        details.keys.push_back(Py_NewRef(entry.object));  // the callable: a C function, cannot reach a module
-        details.keys.push_back(Py_NewRef(entry.pointers[0]));
+        own(entry.object);  // a C function, cannot reach a module
+        own(entry.pointers[0]);
+        if (!ExpectedValue::MayOwn(entry.pointers[0]) && why_not_.empty()) {
+          why_not_ = "ambient state is asked for with an argument that cannot be kept";
+        }
         add_value(entry.pointers[1]);
         break;
       case StateKind::kWeakref:
@@ -176,8 +156,8 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
       case StateKind::kOpaque:
         break;  // never old: the trace would have been refused
     }
-    // A context variable is reached through a guarded read but may die with its module: own it.
-    if (entry.kind == StateKind::kContextVar) details.keys.push_back(Py_NewRef(entry.object));
+    // A context variable that a C function handed out has no place that keeps it.
+    if (entry.kind == StateKind::kContextVar && ExpectedValue::MayOwn(entry.object)) own(entry.object);
     checks_.push_back(check);
     details_.push_back(std::move(details));
   }
@@ -194,13 +174,15 @@ bool GuardSet::DictStillMatches(Check& check) {
     PyObject* value;
     size_t i = 0;
     while (PyDict_Next(dict, &position, &key, &value)) {
-      if (key != details.keys[i] && !SameAtom(key, details.keys[i])) return false;
+      if (!details.keys[i].Matches(key)) return false;
       if (!details.values[i].Matches(value)) return false;
       ++i;
     }
   } else {
     for (size_t i = 0; i < details.keys.size(); ++i) {
-      PyObject* value = _PyDict_GetItem_KnownHash(dict, details.keys[i], details.hashes[i]);
+      const OwnedRef key = details.keys[i].Recall();
+      if (!key) return false;
+      PyObject* value = _PyDict_GetItem_KnownHash(dict, key.get(), details.hashes[i]);
       if (value == nullptr) PyErr_Clear();
       if (!details.values[i].Matches(value)) return false;
     }
@@ -267,7 +249,7 @@ bool GuardSet::Passes(Check& check) {
     }
     case StateKind::kCall: {
       const Details& details = details_[check.details];
-      PyObject* result = PyObject_CallObject(object, details.keys[1]);
+      PyObject* result = PyObject_CallObject(object, details.owned[1]);
       if (result == nullptr) {
         PyErr_Clear();
         return false;
@@ -316,7 +298,8 @@ std::string GuardSet::LastFailure() const {
   const Details& details = details_[checks_[last_failure_].details];
   std::string text = details.what;
   if (!details.keys.empty()) text += " (read: ";
-  for (size_t i = 0; i < details.keys.size() && i < 4; ++i) text += (i ? ", " : "") + Text(details.keys[i]);
+  for (size_t i = 0; i < details.keys.size() && i < 4; ++i)
+    text += (i ? ", " : "") + Text(details.keys[i].Recall().get());
   if (!details.keys.empty()) text += details.keys.size() > 4 ? ", …)" : ")";
   return text;
 }

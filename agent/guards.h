@@ -6,59 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "agent/expected_value.h"
 #include "agent/heap_log.h"
 
 namespace cuvil::agent {
-
-// A value that a guard expects at some place, without keeping alive anything through which the model could be
-// reached.
-//
-// Identity must be proof against an object that is freed and replaced by another at the same address. Atoms are
-// owned. Objects with weak references must still be alive. Tuples compare item by item. For lists, dicts, sets and
-// tensors the address and type suffice: whatever the trace read of their content has a check of its own, and a program
-// that reads the place again gets the object that is there. (A weak reference to a tensor would also make
-// torch.utils.swap_tensors fail.) Anything else is owned.
-//
-// Threads: GIL held.
-class ExpectedValue {
- public:
-  ExpectedValue() = default;
-  explicit ExpectedValue(PyObject* value);
-  ExpectedValue(ExpectedValue&& other) noexcept { Swap(other); }
-  ExpectedValue& operator=(ExpectedValue&& other) noexcept {
-    Swap(other);
-    return *this;
-  }
-  ~ExpectedValue();
-
-  // `now` may be null (absent).
-  bool Matches(PyObject* now) const {
-    if (mode_ == Mode::kTuple) return MatchesTuple(now);
-    if (now != pointer_) return mode_ == Mode::kOwned && now != nullptr && SameAtom(now, pointer_);
-    if (mode_ == Mode::kWeak) return PyWeakref_GET_OBJECT(keeper_) == pointer_;
-    return mode_ != Mode::kPlain || Py_TYPE(now) == type_;
-  }
-  // Only the place that holds the value proves that it is alive.
-  bool needs_place() const { return mode_ == Mode::kPlain; }
-
- private:
-  enum class Mode : uint8_t { kAbsent, kOwned, kWeak, kPlain, kTuple };
-
-  bool MatchesTuple(PyObject* now) const;
-  void Swap(ExpectedValue& other) {
-    std::swap(mode_, other.mode_);
-    std::swap(pointer_, other.pointer_);
-    std::swap(keeper_, other.keeper_);
-    std::swap(type_, other.type_);
-    std::swap(items_, other.items_);
-  }
-
-  Mode mode_ = Mode::kAbsent;
-  PyObject* pointer_ = nullptr;
-  PyObject* keeper_ = nullptr;    // kOwned: the value; kWeak: a weak reference to it
-  PyTypeObject* type_ = nullptr;  // kPlain, kTuple
-  std::vector<ExpectedValue> items_;
-};
 
 // True iff a cached plan is valid for the process state as it is; runs no Python code.
 //
@@ -75,6 +26,9 @@ class GuardSet {
   GuardSet(const HeapLog& log, const std::vector<bool>& old);
   GuardSet(const GuardSet&) = delete;
   GuardSet& operator=(const GuardSet&) = delete;
+
+  // Not empty: something that the trace read cannot be told apart later, so the set must not be used.
+  const std::string& why_not() const { return why_not_; }
 
   bool Hold();
 
@@ -98,8 +52,9 @@ class GuardSet {
   };
   static_assert(sizeof(void*) != 8 || sizeof(Check) == 32);
   struct Details {
-    std::vector<PyObject*> keys;  // owned; kDict and kType
+    std::vector<ExpectedValue> keys;  // kDict and kType
     std::vector<Py_hash_t> hashes;
+    std::vector<PyObject*> owned;  // kCall: the callable and its arguments; kContextVar: itself, if it may be owned
     std::vector<ExpectedValue> values;
     bool whole = false;
     uintptr_t order_state = 0;
@@ -115,6 +70,7 @@ class GuardSet {
 
   std::vector<Check> checks_;
   std::vector<Details> details_;
+  std::string why_not_;
   int64_t last_failure_ = -1;
 };
 

@@ -114,6 +114,7 @@ void HeapLog::Release() {
   new_.clear();
   seen_keys_.clear();
   structural_.clear();
+  pinned_.clear();
   for (auto& [object, count] : held) {
     for (Py_ssize_t i = 0; i < count; ++i) Py_DECREF(object);
   }

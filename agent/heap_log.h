@@ -96,6 +96,13 @@ class HeapLog {
   bool IsStructural(PyObject* object) const { return structural_.count(object) != 0; }
   const std::unordered_map<PyObject*, bool>& structural() const { return structural_; }
 
+  // Whether this very object is in its place decides something, not only its value: atoms and tuples.
+  void PinIdentity(PyObject* object) {
+    Hold(object);
+    pinned_.insert(object);
+  }
+  const std::unordered_set<PyObject*>& pinned() const { return pinned_; }
+
   // Keeps a reference until Release(), accounted for when ownership is judged.
   void Hold(PyObject* object);
 
@@ -145,6 +152,7 @@ class HeapLog {
   std::unordered_map<std::pair<PyObject*, PyObject*>, uint32_t, PairHash> seen_keys_;
   std::unordered_map<PyObject*, Py_ssize_t> held_;
   std::unordered_map<PyObject*, bool> structural_;
+  std::unordered_set<PyObject*> pinned_;
   mutable std::unordered_map<PyObject*, bool> new_;
   std::string problem_;
   uint32_t source_ = 0;

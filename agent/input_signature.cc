@@ -171,6 +171,10 @@ bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, 
     return true;
   }
   nodes_[position].value = ExpectedValue(object);
+  if (nodes_[position].value.unknown()) {
+    *why_not = absl::StrCat("an argument is a ", type->tp_name, ", which cannot be told from another one");
+    return false;
+  }
   return true;
 }
 
@@ -267,6 +271,14 @@ void InputSignature::PinIdentity(PyObject* tensor) {
   if (position < 0) return;
   nodes_[position].pinned = true;
   nodes_[position].value = ExpectedValue(tensor);
+}
+
+void InputSignature::PinAtoms(const ExpectedValue::Pinned& pinned) {
+  for (Node& node : nodes_) {
+    if (node.kind == Kind::kAtom && pinned.count(node.value.pointer()) != 0) {
+      node.value = ExpectedValue(node.value.pointer(), &pinned);
+    }
+  }
 }
 
 bool InputSignature::IsFleetingTensor(PyObject* object) const {

@@ -36,6 +36,8 @@ class InputSignature {
   int64_t PositionOf(PyObject* object) const;
   // From now on the tensor at this input must be this very object: the call also reached it another way.
   void PinIdentity(PyObject* tensor);
+  // Numbers and strings among the arguments that must be the very objects, as the call asked for their identity.
+  void PinAtoms(const ExpectedValue::Pinned& pinned);
   // True iff `object` is an argument tensor without attributes that the next call may replace by another.
   bool IsFleetingTensor(PyObject* object) const;
   // Identity at trace time is only known until the trace ends.

@@ -73,6 +73,7 @@ struct OutputRecipe::Describer {
     node.kind = Kind::kExisting;
     node.existing = ExpectedValue(object);
     node.existing_pointer = object;
+    if (node.existing.unknown()) return false;
     return !node.existing.needs_place() || guarded.count(object) != 0;
   }
 
