@@ -54,6 +54,10 @@ bool IsAutogradContext(PyObject* object) {
   return false;
 }
 
+Py_ssize_t MemberOffset(PyObject* descriptor) {
+  return reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member->offset;
+}
+
 // super()'s layout (Objects/typeobject.c, superobject), the same in 3.11–3.13.
 struct SuperObject {
   PyObject_HEAD PyTypeObject* type;
@@ -81,7 +85,17 @@ void Tracer::GetAttr(PyObject* object, PyObject* name) {
   if (getattribute != nullptr && PyFunction_Check(getattribute)) {
     return;  // its frame is watched; object.__getattribute__ inside it is modelled
   }
-  if (absl::StartsWith(type->tp_name, "types.")) return;  // UnionType, GenericAlias: immutable
+  if (std::string_view(type->tp_name) == "types.UnionType") return;  // immutable
+  if (type == &Py_GenericAliasType) {
+    // Immutable, but most attributes are those of the class behind it.
+    PyObject* origin = _PyType_Lookup(type, InternedName("__origin__"));
+    PyObject* behind = nullptr;
+    if (origin != nullptr && Py_TYPE(origin) == &PyMemberDescr_Type) {
+      std::memcpy(&behind, reinterpret_cast<char*>(object) + MemberOffset(origin), sizeof behind);
+    }
+    if (behind != nullptr && _PyType_Lookup(type, name) == nullptr) GetAttr(behind, name);
+    return;
+  }
   if (type == &PyMethod_Type) {
     // A bound method forwards to its function.
     if (_PyType_Lookup(type, name) == nullptr) GetAttr(PyMethod_GET_FUNCTION(object), name);
@@ -110,8 +124,33 @@ void Tracer::GetGenericAttr(PyObject* object, PyObject* name) {
   heap_.TouchType(type, InternedName("__getattr__"));
 }
 
+void Tracer::TouchMember(PyObject* object, const char* name) {
+  PyObject* descriptor = _PyType_Lookup(Py_TYPE(object), InternedName(name));
+  if (descriptor == nullptr || Py_TYPE(descriptor) != &PyMemberDescr_Type) return;
+  heap_.TouchMember(object, MemberOffset(descriptor));
+}
+
+void Tracer::TouchTypeNames(PyTypeObject* type) {
+  // CPython 3.13 moves no tag when one of them is assigned.
+  if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE) || (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE)) return;
+  PyObject* object = reinterpret_cast<PyObject*>(type);
+  heap_.TouchMember(object, offsetof(PyHeapTypeObject, ht_name));
+  heap_.TouchMember(object, offsetof(PyHeapTypeObject, ht_qualname));
+}
+
+void Tracer::TouchWrapped(PyObject* descriptor) {
+  // Calling __init__ again replaces what one of these wraps, and no tag moves.
+  if (PyObject_TypeCheck(descriptor, &PyProperty_Type)) {
+    TouchMember(descriptor, "fget");
+  } else if (PyObject_TypeCheck(descriptor, &PyStaticMethod_Type) ||
+             PyObject_TypeCheck(descriptor, &PyClassMethod_Type)) {
+    TouchMember(descriptor, "__func__");
+  }
+}
+
 void Tracer::GetDescriptor(PyObject* object, PyObject* descriptor) {
   PyTypeObject* type = Py_TYPE(descriptor);
+  TouchWrapped(descriptor);
   if (type->tp_descr_get == nullptr || PyFunction_Check(descriptor) || type == &PyMethodDescr_Type ||
       type == &PyWrapperDescr_Type || type == &PyClassMethodDescr_Type || type == &PyClassMethod_Type ||
       type == &PyStaticMethod_Type) {
@@ -166,7 +205,12 @@ void Tracer::GetGetSet(PyObject* object, PyObject* descriptor) {
     if (name == "__name__") heap_.TouchMember(object, offsetof(PyFunctionObject, func_name));
     if (name == "__qualname__") heap_.TouchMember(object, offsetof(PyFunctionObject, func_qualname));
     if (OneOf(name, {"__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__closure__"})) return;
-    if (name == "__annotations__") return;  // a dict, read as such
+    if (name == "__annotations__") {
+      // A dict, read as such. The compiler leaves a tuple there, which the first access replaces.
+      if (PyFunction_GetAnnotations(object) == nullptr) PyErr_Clear();
+      heap_.TouchMember(object, offsetof(PyFunctionObject, func_annotations));
+      return;
+    }
   }
   const TorchTypes& torch = Types();
   if (owner == torch.dtype || owner == torch.device || owner == torch.size || owner == torch.layout ||
@@ -175,6 +219,11 @@ void Tracer::GetGetSet(PyObject* object, PyObject* descriptor) {
       owner == &PyFloat_Type || owner == &PyComplex_Type || owner == &PyCell_Type || owner == &PyStaticMethod_Type ||
       owner == &PyClassMethod_Type) {
     if (owner == &PyCell_Type) heap_.TouchCell(object);
+    return;
+  }
+  if (PyExceptionInstance_Check(object) && name == "__context__") {
+    Refuse("attribute", "reads which exception was being handled when another was raised, maybe by the caller",
+           kAdviceOutside);
     return;
   }
   if (PyExceptionInstance_Check(object) || IsAutogradContext(object)) {
@@ -201,8 +250,9 @@ void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
   if (own_lookup != nullptr && PyFunction_Check(own_lookup)) return;  // its frame is watched
   PyObject* meta_attribute = heap_.TouchType(meta, name);
   if (meta_attribute != nullptr && Py_TYPE(meta_attribute)->tp_descr_set != nullptr) {
-    // type.__dict__, __name__, __mro__, …: the type's tag covers them. A metaclass property is a frame.
+    // type.__dict__, __mro__, …: the type's tag covers them. A metaclass property is a frame.
     heap_.TouchType(type, name);
+    if (OneOf(NameOf(name), {"__name__", "__qualname__"})) TouchTypeNames(type);
     if (PyObject_TypeCheck(meta_attribute, &PyProperty_Type)) {
       GetDescriptor(reinterpret_cast<PyObject*>(type), meta_attribute);
     }
@@ -211,6 +261,7 @@ void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
   PyObject* attribute = heap_.TouchType(type, name);
   if (attribute != nullptr) {
     PyTypeObject* kind = Py_TYPE(attribute);
+    if (!PyObject_TypeCheck(attribute, &PyProperty_Type)) TouchWrapped(attribute);
     if (kind->tp_descr_get != nullptr && (kind->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
       TouchSpecial(attribute, "__get__");
       PyObject* get = _PyType_Lookup(kind, InternedName("__get__"));
@@ -303,7 +354,11 @@ void Tracer::GetSuperAttr(PyObject* start_type, PyObject* object, PyObject* name
     if (found == nullptr) continue;
     PyObject* own = PyDict_GetItemWithError(TypeNamespace(type), name);
     if (own == nullptr) continue;
-    if (Py_TYPE(own)->tp_descr_set != nullptr) GetDescriptor(object, own);
+    if (Py_TYPE(own)->tp_descr_set != nullptr) {
+      GetDescriptor(object, own);
+    } else {
+      TouchWrapped(own);
+    }
     return;
   }
 }

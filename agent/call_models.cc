@@ -182,7 +182,8 @@ void Tracer::Call(PyObject* callable, const Arguments& args) {
     OwnedRef bound = OwnedRef::Steal(PyObject_GetAttrString(callable, "args"));
     OwnedRef keywords = OwnedRef::Steal(PyObject_GetAttrString(callable, "keywords"));
     if (!function || !bound || !keywords) return;
-    // partial.__setstate__ could change one in place; copy and pickle call it on objects they have just made.
+    // partial.__setstate__ changes one in place.
+    for (const char* member : {"func", "args", "keywords"}) TouchMember(callable, member);
     std::vector<PyObject*> values;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bound.get()); ++i) values.push_back(PyTuple_GET_ITEM(bound.get(), i));
     for (Py_ssize_t i = 0; i < args.count; ++i) values.push_back(args.values[i]);
@@ -296,7 +297,7 @@ void Tracer::CallType(PyTypeObject* type, const Arguments& args) {
     } else if (type == &PyBool_Type) {
       Truth(argument);
     } else if (IsItertool(type)) {
-      if (i == 0 && PyCallable_Check(argument)) CallKeyFunction(argument);
+      if (PyCallable_Check(argument)) CallKeyFunction(argument);
       TouchDeep(argument);
     } else if (!IsAtom(argument)) {
       Iterate(argument);
@@ -715,6 +716,8 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       // An address is only good for telling objects apart; tensors that the call makes have new ones every time.
       if (argument(0) != nullptr && IsTensor(argument(0))) {
         Refuse("identity", "reads the address of a tensor object", "compare with `is`, or keep an index");
+      } else if (argument(0) != nullptr) {
+        PinIdentity(argument(0));
       }
       return;
     case CallModel::kType:

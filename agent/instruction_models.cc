@@ -65,6 +65,23 @@ const char* const kInplaceMethods[] = {"__iadd__", "__iand__",     "__ifloordiv_
                                        "__isub__", "__itruediv__", "__ixor__"};
 constexpr int kNumBinary = 13;
 
+// Guards compare such objects by value, so that whether two of them are one object is more than they say.
+bool ComparesByValue(PyObject* object) {
+  if (object == Py_None || object == Py_Ellipsis || object == Py_NotImplemented || PyBool_Check(object)) return false;
+  return IsAtom(object) || PyTuple_Check(object);
+}
+
+// What guards that compare by value take for the same.
+bool SameValue(PyObject* left, PyObject* right) {
+  if (left == right || SameAtom(left, right)) return true;
+  if (!PyTuple_Check(left) || Py_TYPE(left) != Py_TYPE(right)) return false;
+  if (PyTuple_GET_SIZE(left) != PyTuple_GET_SIZE(right)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(left); ++i) {
+    if (!SameValue(PyTuple_GET_ITEM(left, i), PyTuple_GET_ITEM(right, i))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void Tracer::TouchClass(PyObject* object) {
@@ -86,6 +103,13 @@ void Tracer::TouchOpaque(PyObject* object) {
 }
 
 void Tracer::CompareIdentity(PyObject* left, PyObject* right) {
+  if (ComparesByValue(left) && ComparesByValue(right)) {
+    // Different values stay different as long as the guards hold.
+    if (!SameValue(left, right)) return;
+    PinIdentity(left);
+    PinIdentity(right);
+    return;
+  }
   if (IsAtom(left) || IsAtom(right)) return;
   // Distinct arguments are told apart by the signature, and what the call makes is distinct from everything else.
   // Whether an argument is some older object, or is not, no guard says.
@@ -107,6 +131,15 @@ void Tracer::CompareIdentity(PyObject* left, PyObject* right) {
     return;
   }
   Refuse("identity", "compares an argument by identity with an older object", "compare values, or pass a flag");
+}
+
+void Tracer::PinIdentity(PyObject* object) {
+  if (!ComparesByValue(object)) return;
+  if (heap_.IsStructural(object)) {
+    Refuse("identity", "asks which tuple an argument is", "compare values");
+    return;
+  }
+  heap_.PinIdentity(object);
 }
 
 void Tracer::TouchWholeInstance(PyObject* object) {
@@ -404,7 +437,13 @@ void Tracer::Unary(PyObject* operand, const char* method) {
 void Tracer::Format(PyObject* object) {
   if (object == nullptr || IsAtom(object)) return;
   PyTypeObject* type = Py_TYPE(object);
-  if (PyType_Check(object) || type == Types().dtype || type == Types().device) return;
+  if (type == Types().dtype || type == Types().device) return;
+  if (PyType_Check(object)) {
+    for (const char* method : {"__format__", "__str__", "__repr__"}) heap_.TouchType(type, InternedName(method));
+    heap_.TouchType(reinterpret_cast<PyTypeObject*>(object), InternedName("__module__"));
+    return TouchTypeNames(reinterpret_cast<PyTypeObject*>(object));
+  }
+  TouchTypeNames(type);
   TouchSpecial(object, "__format__");
   TouchSpecial(object, "__str__");
   TouchSpecial(object, "__repr__");

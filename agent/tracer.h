@@ -100,6 +100,12 @@ class Tracer final : public ProbeSink {
   void GetTensorAttr(PyObject* tensor, PyObject* name);
   void GetSuperAttr(PyObject* start_type, PyObject* object, PyObject* name);
   void GetDescriptor(PyObject* object, PyObject* descriptor);
+  // A class's __name__ and __qualname__.
+  void TouchTypeNames(PyTypeObject* type);
+  // What a property, staticmethod or classmethod holds.
+  void TouchWrapped(PyObject* descriptor);
+  // A C member that holds an object, by its name on the type.
+  void TouchMember(PyObject* object, const char* name);
   void GetGetSet(PyObject* object, PyObject* descriptor);
   void SetAttr(PyObject* object, PyObject* name);
   void SetGenericAttr(PyObject* object, PyObject* name);
@@ -128,6 +134,8 @@ class Tracer final : public ProbeSink {
   void HideModeFrom(const FrameView& frame, const Site& site, PyObject** sp);
   void ShowMode();
   void CompareIdentity(PyObject* left, PyObject* right);
+  // The call depends on which object this is: matters for those that guards compare by value.
+  void PinIdentity(PyObject* object);
   // Everything an instance holds: copy and pickle read it in C.
   void TouchWholeInstance(PyObject* object);
 
