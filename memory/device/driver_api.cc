@@ -54,6 +54,15 @@ absl::StatusOr<DriverApi> DriverApi::Load() {
   return api;
 }
 
+bool DriverApi::HasGraphs() const {
+  return cuStreamCreate != nullptr && cuStreamDestroy_v2 != nullptr && cuEventSynchronize != nullptr &&
+         cuStreamWaitEvent != nullptr && cuStreamIsCapturing != nullptr && cuStreamBeginCapture_v2 != nullptr &&
+         cuStreamEndCapture != nullptr && cuEventCreate != nullptr && cuEventRecord != nullptr &&
+         cuEventDestroy_v2 != nullptr && cuMemcpyDtoDAsync_v2 != nullptr && cuGraphGetNodes != nullptr &&
+         cuGraphNodeGetType != nullptr && cuGraphInstantiateWithFlags != nullptr && cuGraphLaunch != nullptr &&
+         cuGraphExecDestroy != nullptr && cuGraphDestroy != nullptr;
+}
+
 absl::Status DriverApi::ToStatus(const char* call, int result) const {
   if (result == 0) return absl::OkStatus();
   const char* name = nullptr;

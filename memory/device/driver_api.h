@@ -18,6 +18,9 @@ struct DriverApi {
   // Errors:    Unavailable  no driver on this machine, or one without a required function
   static absl::StatusOr<DriverApi> Load();
 
+  // Whether this driver has all that CUDA graphs need.
+  bool HasGraphs() const;
+
   // `call` with the driver's name for `result`; OK for CUDA_SUCCESS.
   absl::Status ToStatus(const char* call, int result) const;
 

@@ -1,0 +1,87 @@
+#include "memory/device/cuda_graph.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/fake_driver.h"
+
+namespace cuvil::device {
+namespace {
+
+using testing::FakeDriver;
+
+class CudaGraphTest : public ::testing::Test {
+ protected:
+  FakeDriver fake_;
+  const DriverApi api_ = FakeDriver::Api();
+};
+
+TEST_F(CudaGraphTest, CapturesInThreadLocalModeAndCountsNodes) {
+  {
+    auto stream = Stream::Create(api_);
+    ASSERT_TRUE(stream.ok());
+    auto capture = StreamCapture::Begin(api_, *stream);
+    ASSERT_TRUE(capture.ok());
+    auto graph = capture->Finish();
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    EXPECT_EQ(graph->counts().kernels, 2u);
+    EXPECT_EQ(graph->counts().memsets, 1u);
+    EXPECT_EQ(graph->counts().total(), 3u);
+    ASSERT_TRUE(graph->Launch(nullptr).ok());
+  }
+  EXPECT_EQ(fake_.Count("cuStreamBeginCapture 1"), 1u);  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+  EXPECT_EQ(fake_.Count("cuGraphLaunch 0"), 1u);
+  EXPECT_EQ(fake_.num_live, 0);
+}
+
+TEST_F(CudaGraphTest, ACaptureGivenUpIsEndedAndItsGraphDestroyed) {
+  {
+    auto stream = Stream::Create(api_);
+    auto capture = StreamCapture::Begin(api_, *stream);
+    ASSERT_TRUE(capture.ok());
+  }
+  EXPECT_EQ(fake_.Count("cuStreamEndCapture"), 1u);
+  EXPECT_EQ(fake_.Count("cuGraphDestroy"), 1u);
+  EXPECT_EQ(fake_.num_live, 0);
+}
+
+TEST_F(CudaGraphTest, EveryFailureIsNamedAndLeaksNothing) {
+  fake_.error = 700;
+  for (const char* name : {"cuStreamCreate", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphGetNodes",
+                           "cuGraphInstantiate", "cuGraphLaunch"}) {
+    fake_.failing = name;
+    const absl::Status status = [&]() -> absl::Status {
+      auto stream = Stream::Create(api_);
+      if (!stream.ok()) return stream.status();
+      auto capture = StreamCapture::Begin(api_, *stream);
+      if (!capture.ok()) return capture.status();
+      auto graph = capture->Finish();
+      if (!graph.ok()) return graph.status();
+      return graph->Launch(stream->handle());
+    }();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << name;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(name));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+    EXPECT_EQ(fake_.num_live, 0) << name;
+  }
+}
+
+TEST_F(CudaGraphTest, AStreamThatCannotBeAskedCountsAsCaptured) {
+  EXPECT_FALSE(IsCapturing(api_, nullptr));
+  fake_.capture_status = 1;
+  EXPECT_TRUE(IsCapturing(api_, nullptr));
+  fake_.capture_status = 0;
+  fake_.failing = "cuStreamIsCapturing";
+  EXPECT_TRUE(IsCapturing(api_, nullptr));
+}
+
+TEST_F(CudaGraphTest, ADriverWithoutOneFunctionHasNoGraphs) {
+  EXPECT_TRUE(api_.HasGraphs());
+  DriverApi old = api_;
+  old.cuGraphLaunch = nullptr;
+  EXPECT_FALSE(old.HasGraphs());
+  EXPECT_FALSE(DriverApi().HasGraphs());
+}
+
+}  // namespace
+}  // namespace cuvil::device
