@@ -174,8 +174,9 @@ class PlanBuilder {
     std::vector<bool> used(graph().values.size(), false);
     for (const ValueId id : graph().outputs) used[id.index] = true;
     dead_.assign(graph().ops.size(), false);
+    for (const uint32_t op : options_.left_out_ops) dead_[op] = true;
     for (size_t i = graph().ops.size(); i-- > 0;) {
-      if (idle_[i]) continue;
+      if (idle_[i] || dead_[i]) continue;
       const Op& op = graph().ops[i];
       bool needed = op.effects.writes != 0 || op.effects.is_random || op.results.empty() || cir::MayWarn(op) ||
                     !(op.effects.is_view || cir::IsDeterministicFactory(op) || cir::IsUninitialized(op));

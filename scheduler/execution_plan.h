@@ -40,6 +40,7 @@ struct BuildOptions {
   bool allow_python_steps = true;
   bool allow_unboxed = true;
   bool fold_constants = true;
+  std::vector<uint32_t> left_out_ops;  // somebody else runs them; nothing that stays may need their results
   // Number of the dispatch key that tracks views and versions; factories run without it, as torch's Python functions
   // do (cir::IsUntrackedFactory). Negative: they run with it.
   int32_t view_tracking_key = -1;

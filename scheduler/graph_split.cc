@@ -1,0 +1,318 @@
+#include "scheduler/graph_split.h"
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "jit/cir/verifier.h"
+
+namespace cuvil::scheduler {
+namespace {
+
+using cir::Graph;
+using cir::Op;
+using cir::Origin;
+using cir::Result;
+using cir::ResultForm;
+using cir::StorageId;
+using cir::ValueId;
+
+bool MakesValues(const Result& result) { return result.form == ResultForm::kNew || result.form == ResultForm::kList; }
+
+std::string Place(const Graph& graph, uint32_t op) {
+  const std::string& source = graph.sources[graph.ops[op].source];
+  return absl::StrCat("#", op, " ", cir::QualifiedName(graph.ops[op]), source.empty() ? "" : " (", source,
+                      source.empty() ? "" : ")");
+}
+
+// Every element has a place of its own and no place is left over, so that a copy has the same strides.
+bool IsDense(const cir::TensorType& type) {
+  return type.span_bytes() == type.num_elements() * cir::ElementSizeBytes(type.dtype);
+}
+
+class Splitter {
+ public:
+  Splitter(const Graph& graph, const std::set<ValueId>& hidden_views) : graph_(graph), hidden_views_(hidden_views) {}
+
+  absl::StatusOr<GraphSplit> Split() {
+    GraphSplit split;
+    split.body = graph_;
+    split.body.outputs.clear();
+    for (const ValueId output : graph_.outputs) {
+      if (absl::Status s = Need(output); !s.ok()) return s;
+    }
+    return Assemble(std::move(split));
+  }
+
+ private:
+  // Notes what the tail has to do for this value.
+  absl::Status Need(ValueId id) {
+    if (!needed_.insert(id).second) return absl::OkStatus();
+    const cir::Value& value = graph_.value(id);
+    switch (value.origin) {
+      case Origin::kInput:
+      case Origin::kCaptured:
+        return absl::OkStatus();
+      case Origin::kConstant:
+        return absl::UnimplementedError("an output is a constant of the call");
+      case Origin::kResult:
+        break;
+    }
+    const Op& op = graph_.ops[value.origin_index];
+    for (const ValueId operand : cir::OperandValues(op)) {
+      if (graph_.value(operand).storage != value.storage) continue;
+      // A view: made again from what it views, if that is all its operands say.
+      if (op.effects.writes != 0 || op.effects.is_random) {
+        return absl::UnimplementedError(
+            absl::StrCat("an output is a view made by ", Place(graph_, value.origin_index)));
+      }
+      for (const ValueId each : cir::OperandValues(op)) {
+        if (graph_.value(each).storage != value.storage) {
+          return absl::UnimplementedError(
+              absl::StrCat("an output is a view that depends on data, ", Place(graph_, value.origin_index)));
+        }
+        if (absl::Status s = Need(each); !s.ok()) return s;
+      }
+      view_ops_.insert(value.origin_index);
+      return absl::OkStatus();
+    }
+    return Keep(id);
+  }
+
+  // The first tensor of its memory: what the body makes and the tail copies.
+  absl::Status Keep(ValueId id) {
+    const cir::Value& value = graph_.value(id);
+    if (hidden_views_.contains(id)) return RunInTail(value.origin_index);
+    if (!IsDense(value.type)) return absl::UnimplementedError("an output's memory has gaps or overlaps");
+    if (value.type.requires_grad) return absl::UnimplementedError("an output requires a gradient");
+    const auto [kept, inserted] = kept_by_storage_.emplace(value.storage, id);
+    if (!inserted) return absl::UnimplementedError("two outputs share memory in a way that no view explains");
+    // A copy starts at version 0 where eager's tensor has counted its writes.
+    if (!value.type.is_inference && Written(value.storage)) {
+      return absl::UnimplementedError("an output is written in place");
+    }
+    return absl::OkStatus();
+  }
+
+  // The operator reads what the body leaves behind, which must be what it would have read in its place.
+  absl::Status RunInTail(uint32_t index) {
+    const Op& op = graph_.ops[index];
+    if (op.effects.writes != 0 || op.effects.is_random) {
+      return absl::UnimplementedError(absl::StrCat("an output is a view made by ", Place(graph_, index)));
+    }
+    for (const ValueId id : cir::OperandValues(op)) {
+      const cir::Value& value = graph_.value(id);
+      if (value.origin == Origin::kConstant) {
+        return absl::UnimplementedError(absl::StrCat("an output depends on a constant, ", Place(graph_, index)));
+      }
+      for (uint32_t later = index + 1; later < graph_.ops.size(); ++later) {
+        if (Writes(graph_.ops[later], value.storage)) {
+          return absl::UnimplementedError(
+              absl::StrCat("an operand of ", Place(graph_, index), " is written by ", Place(graph_, later)));
+        }
+      }
+      if (value.origin == Origin::kResult) raw_.insert(id);
+    }
+    for (const Result& result : op.results) {
+      for (const ValueId id : result.values) {
+        if (Written(graph_.value(id).storage) && !graph_.value(id).type.is_inference) {
+          return absl::UnimplementedError("an output is written in place");
+        }
+      }
+    }
+    tail_ops_.insert(index);
+    return absl::OkStatus();
+  }
+
+  bool Writes(const Op& op, StorageId storage) const {
+    for (size_t i = 0; i < op.operands.size(); ++i) {
+      if (((op.effects.writes >> i) & 1) == 0) continue;
+      // A list counts as writing to everything.
+      const auto* written = std::get_if<ValueId>(&op.operands[i]);
+      if (written == nullptr || graph_.value(*written).storage == storage) return true;
+    }
+    return false;
+  }
+  bool Written(StorageId storage) const {
+    for (const Op& op : graph_.ops) {
+      if (Writes(op, storage)) return true;
+    }
+    return false;
+  }
+
+  bool IsUsedInBody(uint32_t index) const {
+    std::set<StorageId> made;
+    for (const Result& result : graph_.ops[index].results) {
+      for (const ValueId id : result.values) made.insert(graph_.value(id).storage);
+    }
+    for (uint32_t later = index + 1; later < graph_.ops.size(); ++later) {
+      if (view_ops_.contains(later)) continue;
+      for (const ValueId id : cir::OperandValues(graph_.ops[later])) {
+        if (made.contains(graph_.value(id).storage)) return true;
+      }
+    }
+    return false;
+  }
+
+  absl::StatusOr<GraphSplit> Assemble(GraphSplit split) {
+    cir::GraphBuilder builder;
+    std::map<StorageId, StorageId> storages;
+    const auto storage_of = [&](StorageId old) {
+      const auto found = storages.find(old);
+      return found != storages.end() ? found->second : storages.emplace(old, builder.NewStorage()).first->second;
+    };
+    std::map<ValueId, ValueId> renamed;
+    for (const ValueId id : graph_.inputs) {
+      renamed[id] = builder.AddInput(graph_.value(id).type, storage_of(graph_.value(id).storage));
+    }
+    for (const ValueId id : graph_.captured) {
+      renamed[id] = builder.AddCaptured(graph_.value(id).type, storage_of(graph_.value(id).storage));
+    }
+    std::vector<std::pair<ValueId, ValueId>> copies;  // of the program, as captured by the tail
+    for (const auto& [storage, id] : kept_by_storage_) {
+      split.body.outputs.push_back(id);
+      copies.emplace_back(id, builder.AddCaptured(graph_.value(id).type, builder.NewStorage()));
+    }
+    std::map<ValueId, ValueId> raw;
+    for (const ValueId id : raw_) {
+      split.body.outputs.push_back(id);
+      raw[id] = builder.AddCaptured(graph_.value(id).type, builder.NewStorage());
+    }
+    for (const auto& [id, captured] : copies) {
+      Op op;
+      op.name = "aten::clone";
+      op.kinds = {cir::ArgKind::kTensor, cir::ArgKind::kOptionalMemoryFormat};
+      op.operands = {captured, cir::Attr(cir::NoneAttr{})};
+      op.source = builder.AddSource(graph_.sources[graph_.ops[graph_.value(id).origin_index].source]);
+      const ValueId copy = builder.AddResultValue(graph_.value(id).type, storage_of(graph_.value(id).storage));
+      op.results = {Result{cir::ReturnKind::kTensor, ResultForm::kNew, {copy}}};
+      builder.AddOp(std::move(op));
+      renamed[id] = copy;
+    }
+    std::set<uint32_t> ops = tail_ops_;
+    ops.insert(view_ops_.begin(), view_ops_.end());
+    for (const uint32_t index : ops) {
+      Op op = graph_.ops[index];
+      op.source = builder.AddSource(graph_.sources[op.source]);
+      const bool reads_raw = tail_ops_.contains(index);
+      const auto name_of = [&](ValueId id) {
+        const auto found = raw.find(id);
+        return reads_raw && found != raw.end() ? found->second : renamed.at(id);
+      };
+      for (cir::Operand& operand : op.operands) {
+        if (auto* id = std::get_if<ValueId>(&operand)) {
+          *id = name_of(*id);
+        } else if (auto* list = std::get_if<cir::ValueList>(&operand)) {
+          for (std::optional<ValueId>& element : *list) {
+            if (element.has_value()) element = name_of(*element);
+          }
+        }
+      }
+      for (Result& result : op.results) {
+        for (ValueId& id : result.values) {
+          if (MakesValues(result)) {
+            const cir::Value& value = graph_.value(id);
+            renamed[id] = builder.AddResultValue(value.type, storage_of(value.storage), value.dynamic_shape);
+          }
+          id = renamed.at(id);
+        }
+      }
+      builder.AddOp(std::move(op));
+    }
+    for (const ValueId id : graph_.outputs) builder.AddOutput(renamed.at(id));
+    absl::StatusOr<Graph> tail = std::move(builder).Build();
+    if (!tail.ok()) return absl::InternalError(absl::StrCat("the tail: ", tail.status().message()));
+    split.tail = *std::move(tail);
+    for (const uint32_t index : tail_ops_) {
+      if (!IsUsedInBody(index)) split.left_out_ops.push_back(index);
+    }
+    return split;
+  }
+
+  const Graph& graph_;
+  const std::set<ValueId>& hidden_views_;
+  std::set<ValueId> needed_;
+  std::set<uint32_t> view_ops_;
+  std::set<uint32_t> tail_ops_;
+  std::set<ValueId> raw_;  // operands of tail_ops_ that the body makes
+  std::map<StorageId, ValueId> kept_by_storage_;
+};
+
+}  // namespace
+
+absl::StatusOr<GraphSplit> SplitForGraph(const Graph& graph, const std::set<ValueId>& hidden_views) {
+  return Splitter(graph, hidden_views).Split();
+}
+
+absl::Status CheckCapturable(const ExecutionPlan& body, cir::Device device) {
+  const Graph& graph = body.graph();
+  std::set<StorageId> foreign;  // memory that belongs to the caller
+  for (const cir::Value& value : graph.values) {
+    if (value.origin == Origin::kInput || value.origin == Origin::kCaptured) foreign.insert(value.storage);
+  }
+  for (const ValueId id : graph.inputs) {
+    const cir::TensorType& type = graph.value(id).type;
+    if (type.device != device.type || type.device_index != device.index) {
+      return absl::UnimplementedError("an input is on another device than the first operator");
+    }
+  }
+  const auto is_elsewhere = [&](ValueId id) {
+    const cir::TensorType& type = graph.value(id).type;
+    return type.device != device.type || type.device_index != device.index;
+  };
+  for (const PlanStep& step : body.steps()) {
+    if (step.mechanism == Mechanism::kClone) {
+      return absl::UnimplementedError(absl::StrCat("a constant is written by ", body.DescribeOp(step.op)));
+    }
+    if (step.mechanism == Mechanism::kPython) {
+      return absl::UnimplementedError(absl::StrCat("only Python can call ", body.DescribeOp(step.op)));
+    }
+    const Op& op = graph.ops[step.op];
+    if (op.effects.is_random) {
+      return absl::UnimplementedError(absl::StrCat("random numbers: ", body.DescribeOp(step.op)));
+    }
+    for (const ValueId id : cir::OperandValues(op)) {
+      // A constant of the plan never changes, so a kernel may have its value built in.
+      if (is_elsewhere(id) && body.initial_cells()[id.index] == nullptr) {
+        return absl::UnimplementedError(absl::StrCat(
+            "reads memory of ", cir::DeviceName({graph.value(id).type.device, -1}), ": ", body.DescribeOp(step.op)));
+      }
+      if (graph.value(id).dynamic_shape) {
+        return absl::UnimplementedError(absl::StrCat("sizes depend on data: ", body.DescribeOp(step.op)));
+      }
+      // Absolute offsets into an argument's memory, which the graph has a copy of.
+      if (absl::StartsWith(op.name, "aten::as_strided") && foreign.contains(graph.value(id).storage)) {
+        return absl::UnimplementedError(absl::StrCat("addresses memory by offset: ", body.DescribeOp(step.op)));
+      }
+    }
+    for (const Result& result : op.results) {
+      for (const ValueId id : result.values) {
+        if (is_elsewhere(id)) {
+          return absl::UnimplementedError(absl::StrCat("makes a tensor on another device: ", body.DescribeOp(step.op)));
+        }
+      }
+    }
+    for (size_t i = 0; i < op.operands.size(); ++i) {
+      if (((op.effects.writes >> i) & 1) == 0) continue;
+      std::vector<ValueId> written;
+      if (const auto* id = std::get_if<ValueId>(&op.operands[i])) {
+        written.push_back(*id);
+      } else if (const auto* list = std::get_if<cir::ValueList>(&op.operands[i])) {
+        for (const auto& element : *list) {
+          if (element.has_value()) written.push_back(*element);
+        }
+      }
+      for (const ValueId id : written) {
+        if (foreign.contains(graph.value(id).storage)) {
+          return absl::UnimplementedError(
+              absl::StrCat("writes to an argument or a weight: ", body.DescribeOp(step.op)));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cuvil::scheduler

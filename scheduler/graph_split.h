@@ -1,0 +1,41 @@
+// Divides a tensor program into a body that one CUDA graph can hold and a tail that gives the caller tensors of its
+// own.
+//
+// A graph writes to the same memory at every launch, so nothing that it makes may be handed out. The tail runs after
+// each launch, operator by operator: it copies the memory that outputs show and makes the same views of the copy. Views
+// of inputs and weights are made of the caller's own tensors. Outputs are then fresh tensors with eager's strides,
+// storage and identities. Where an operator gives a view of memory that no other operator shows (`linear` of three
+// dimensions), a copy would be no view: the tail runs the operator itself.
+//
+// Threads:   pure.
+// Errors:    Unimplemented  a program that cannot be one graph; the message is the reason, with the operator's line
+//            Internal       the tail does not verify
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "jit/cir/graph.h"
+#include "scheduler/execution_plan.h"
+
+namespace cuvil::scheduler {
+
+struct GraphSplit {
+  cir::Graph body;  // as the program; its outputs are what the tail reads
+  // As the program; captured tensors are followed by the body's outputs.
+  cir::Graph tail;
+  std::vector<uint32_t> left_out_ops;  // of the program, that the body leaves to the tail
+};
+
+// `hidden_views`: values that their operators make as views of memory of their own.
+absl::StatusOr<GraphSplit> SplitForGraph(const cir::Graph& graph, const std::set<cir::ValueId>& hidden_views);
+
+// Whether every step of a body can be captured on this device: no host memory, no writes to what the caller owns, no
+// random numbers, nothing that only Python can call.
+//
+// Errors:    Unimplemented  with the reason
+absl::Status CheckCapturable(const ExecutionPlan& body, cir::Device device);
+
+}  // namespace cuvil::scheduler

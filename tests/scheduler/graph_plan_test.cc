@@ -1,0 +1,289 @@
+#include "scheduler/graph_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "jit/cir/text.h"
+#include "scheduler/graph_split.h"
+#include "scheduler/plan_executor.h"
+#include "tests/testing/fake_driver.h"
+#include "tests/testing/torch_library.h"
+
+namespace cuvil::scheduler {
+namespace {
+
+using ::testing::HasSubstr;
+using torch_abi::OwnedTensor;
+using torch_abi::TensorRef;
+
+void* g_stream = nullptr;
+std::vector<std::string> g_events;
+
+int32_t GetStream(int32_t, void** stream) {
+  *stream = g_stream;
+  return 0;
+}
+int32_t SetStream(void* stream, int32_t) {
+  g_stream = stream;
+  return 0;
+}
+
+class LoggingPool : public AllocationPool {
+ public:
+  explicit LoggingPool(const bool* failing) : failing_(failing) {}
+  absl::Status Enter() override {
+    g_events.push_back("enter");
+    return *failing_ ? absl::InternalError("no pool") : absl::OkStatus();
+  }
+  void Leave() override { g_events.push_back("leave"); }
+
+ private:
+  const bool* failing_;
+};
+
+class LoggingAllocator : public DeviceAllocator {
+ public:
+  explicit LoggingAllocator(const bool* failing) : failing_(failing) {}
+  absl::StatusOr<std::unique_ptr<AllocationPool>> MakePool() override {
+    return std::make_unique<LoggingPool>(failing_);
+  }
+  absl::Status MakeWorkspaces() override {
+    g_events.push_back("workspaces");
+    return absl::OkStatus();
+  }
+
+ private:
+  const bool* failing_;
+};
+
+// Programs run on the CPU: a captured one runs at once, and a launch runs it again over the same memory.
+class GraphPlanTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto api = testing::LoadTorch();
+    if (api.status().code() == absl::StatusCode::kNotFound) GTEST_SKIP() << api.status();
+    ASSERT_TRUE(api.ok()) << api.status();
+    api_ = *api;
+    g_stream = nullptr;
+    g_events.clear();
+    auto arena = MakeArena();
+    ASSERT_TRUE(arena.ok()) << arena.status();
+    arena_ = *std::move(arena);
+    weight_ = Floats({1, 2});
+  }
+
+  absl::StatusOr<std::shared_ptr<GraphArena>> MakeArena() {
+    return GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, -1}, shelf_,
+                              std::make_unique<LoggingAllocator>(&pool_fails_));
+  }
+
+  OwnedTensor Floats(const std::vector<float>& values) {
+    OwnedTensor tensor = *api_->MakeEmpty(cir::DType::kFloat32, {static_cast<int64_t>(values.size())});
+    std::memcpy(Data(tensor.ref()), values.data(), values.size() * sizeof(float));
+    return tensor;
+  }
+  void* Data(TensorRef tensor) {
+    void* data = nullptr;
+    api_->get_data_ptr(tensor.handle(), &data);
+    return data;
+  }
+  std::vector<float> Read(const OwnedTensor& tensor) {
+    std::vector<float> values(2);
+    std::memcpy(values.data(), Data(tensor.ref()), values.size() * sizeof(float));
+    return values;
+  }
+
+  // x * w, then its double, both returned.
+  absl::StatusOr<std::unique_ptr<GraphPlan>> Make(const std::string& body = "") {
+    const std::string text =
+        "cir 1\nsource 0 \"model.py:7 in forward\"\n"
+        "%0 : float32[2]{1} cpu @0 = input 0\n"
+        "%1 : float32[2]{1} cpu @1 = captured 0\n" +
+        (body.empty() ? "#0 aten::mul.Tensor(Tensor %0, Tensor %1) -> (%2 : float32[2]{1} cpu @2) source 0\n"
+                        "#1 aten::mul.Tensor(Tensor %2, Tensor 2.0) -> (%3 : float32[2]{1} cpu @3) source 0\n"
+                        "return %2, %3, %0\n"
+                      : body);
+    auto graph = cir::Parse(text);
+    if (!graph.ok()) return graph.status();
+    auto split = SplitForGraph(*graph, {});
+    if (!split.ok()) return split.status();
+    auto made = ExecutionPlan::Build(std::move(split->body), api_, {});
+    if (!made.ok()) return made.status();
+    auto tail = ExecutionPlan::Build(std::move(split->tail), api_, {});
+    if (!tail.ok()) return tail.status();
+    const OwnedTensor x = Floats({0, 0});
+    return GraphPlan::Create(*made, *tail, {x.ref()}, {weight_.ref()}, arena_);
+  }
+
+  // A launch computes from the input copy into the kept tensors, as the device would.
+  void EmulateLaunches(GraphPlan& plan) {
+    fake_.on_launch = [this, &plan] {
+      const float* x = static_cast<const float*>(Data(plan.input_copy(0)));
+      const float* w = static_cast<const float*>(Data(weight_.ref()));
+      for (size_t i = 0; i < 2; ++i) {
+        static_cast<float*>(Data(plan.kept()[0].ref()))[i] = x[i] * w[i];
+        static_cast<float*>(Data(plan.kept()[1].ref()))[i] = x[i] * w[i] * 2;
+      }
+    };
+  }
+
+  testing::FakeDriver fake_;
+  const device::DriverApi driver_ = testing::FakeDriver::Api();
+  const torch_abi::CudaStreams streams_{GetStream, SetStream};
+  StreamShelf shelf_;
+  std::shared_ptr<const torch_abi::TorchApi> api_;
+  bool pool_fails_ = false;
+  std::shared_ptr<GraphArena> arena_;
+  OwnedTensor weight_;
+};
+
+TEST_F(GraphPlanTest, OutputsAreFreshAndNeverOverwritten) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(g_events, (std::vector<std::string>{"enter", "workspaces", "leave", "enter", "leave"}));
+  EXPECT_EQ(g_stream, nullptr);  // the caller's stream is current again
+  EmulateLaunches(**plan);
+  const OwnedTensor a = Floats({3, 4});
+  const OwnedTensor b = Floats({5, 6});
+  std::vector<OwnedTensor> first, second;
+  ASSERT_TRUE((*plan)->Run({a.ref()}, {weight_.ref()}, &first).ok());
+  ASSERT_TRUE((*plan)->Run({b.ref()}, {weight_.ref()}, &second).ok());
+  EXPECT_EQ(Read(first[0]), (std::vector<float>{3, 8}));
+  EXPECT_EQ(Read(first[1]), (std::vector<float>{6, 16}));
+  EXPECT_EQ(Read(second[0]), (std::vector<float>{5, 12}));
+  EXPECT_EQ(first[2].ref().impl(), a.ref().impl());  // an input that is returned is that input
+  EXPECT_EQ(fake_.Count("cuMemcpyDtoDAsync 8"), 2u);
+  EXPECT_EQ(fake_.Count("cuGraphLaunch 0"), 2u);
+}
+
+TEST_F(GraphPlanTest, WeightsAreReadInPlaceAndMovedOnesDoNotFit) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EmulateLaunches(**plan);
+  EXPECT_TRUE((*plan)->Fits({weight_.ref()}));
+  static_cast<float*>(Data(weight_.ref()))[0] = 10;
+  const OwnedTensor x = Floats({1, 1});
+  std::vector<OwnedTensor> outputs;
+  ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
+  EXPECT_EQ(Read(outputs[0]), (std::vector<float>{10, 2}));
+  const OwnedTensor other = Floats({1, 2});
+  EXPECT_FALSE((*plan)->Fits({other.ref()}));
+  EXPECT_FALSE((*plan)->Fits({}));
+}
+
+TEST_F(GraphPlanTest, AnotherStreamWaitsForTheLastUse) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EmulateLaunches(**plan);
+  const OwnedTensor x = Floats({1, 1});
+  std::vector<OwnedTensor> outputs;
+  for (const uintptr_t stream : {0, 0, 77, 77, 0}) {
+    g_stream = reinterpret_cast<void*>(stream);
+    ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
+  }
+  // The first launch follows the capture, which had a stream of its own.
+  EXPECT_EQ(fake_.Count("cuStreamWaitEvent 0"), 2u);
+  EXPECT_EQ(fake_.Count("cuStreamWaitEvent 77"), 1u);
+  EXPECT_EQ(fake_.Count("cuEventRecord 77"), 2u);
+}
+
+TEST_F(GraphPlanTest, StandsAsideWhileTheStreamIsCaptured) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  fake_.capture_status = 1;
+  const OwnedTensor x = Floats({1, 1});
+  std::vector<OwnedTensor> outputs;
+  EXPECT_EQ((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(fake_.Count("cuGraphLaunch"), 0u);
+}
+
+TEST_F(GraphPlanTest, AFailedCaptureLeavesTheStreamAndThePoolAsTheyWere) {
+  for (const char* name : {"cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"}) {
+    g_events.clear();
+    fake_.failing = name;
+    const auto plan = Make();
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnavailable) << name;
+    EXPECT_EQ(g_events, (std::vector<std::string>{"enter", "workspaces", "leave", "enter", "leave"})) << name;
+    EXPECT_EQ(g_stream, nullptr) << name;
+  }
+  fake_.failing = "";
+  pool_fails_ = true;
+  g_events.clear();
+  EXPECT_FALSE(Make().ok());
+  EXPECT_EQ(g_events, (std::vector<std::string>{"enter"}));
+  pool_fails_ = false;
+  EXPECT_TRUE(Make().ok());
+}
+
+TEST_F(GraphPlanTest, AnErrorOfTheDeviceIsReportedAndStays) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const OwnedTensor x = Floats({1, 1});
+  std::vector<OwnedTensor> outputs;
+  for (const char* name : {"cuMemcpyDtoDAsync", "cuGraphLaunch"}) {
+    fake_.failing = name;
+    const absl::Status status = (*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+    EXPECT_TRUE(outputs.empty());
+  }
+  // An end that cannot be marked leaves the next use without an order.
+  fake_.failing = "cuEventRecord";
+  EmulateLaunches(**plan);
+  (void)(*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
+  fake_.failing = "";
+  EXPECT_EQ((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(GraphPlanTest, FreesEverythingOnceTheDeviceIsIdle) {
+  {
+    auto plan = Make();
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EmulateLaunches(**plan);
+    const OwnedTensor x = Floats({1, 1});
+    std::vector<OwnedTensor> outputs;
+    ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
+    EXPECT_EQ(fake_.Count("cuEventSynchronize"), 0u);  // never while it serves
+  }
+  EXPECT_EQ(fake_.Count("cuEventSynchronize"), 1u);
+  arena_.reset();
+  EXPECT_EQ(fake_.num_live, 1);  // the capture stream is kept for the next arena
+  {
+    auto arena = MakeArena();
+    ASSERT_TRUE(arena.ok());
+    EXPECT_EQ(fake_.Count("cuStreamCreate"), 1u);
+  }
+  EXPECT_EQ(fake_.num_live, 1);
+}
+
+TEST_F(GraphPlanTest, RefusesWhatAGraphCannotHold) {
+  const std::map<std::string, std::string> programs = {
+      {"#0 aten::neg_(Tensor ! %0) -> (& same %0) source 0\n"
+       "#1 aten::neg(Tensor %0) -> (%2 : float32[2]{1} cpu @2) source 0\nreturn %2\n",
+       "writes to an argument or a weight"},
+      {"#0 aten::rand_like(Tensor %0, ScalarType? none, Layout? none, Device? none, bool? none, MemoryFormat? none) -> "
+       "(%2 : float32[2]{1} cpu @2) random source 0\nreturn %2\n",
+       "random numbers"},
+      {"#0 aten::as_strided(Tensor %0, SymInt[] ints[2], SymInt[] ints[1], SymInt? none) -> (%2 : float32[2]{1} cpu "
+       "@0) view source 0\n#1 aten::neg(Tensor %2) -> (%3 : float32[2]{1} cpu @3) source 0\nreturn %3\n",
+       "addresses memory by offset"},
+      {"#0 aten::neg(Tensor %0) -> (%2 : float32[2]{1} meta @2) source 0\n"
+       "#1 aten::neg(Tensor %0) -> (%3 : float32[2]{1} cpu @3) source 0\nreturn %3\n",
+       "another device"},
+  };
+  for (const auto& [program, reason] : programs) {
+    const auto plan = Make(program);
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented) << program;
+    EXPECT_THAT(std::string(plan.status().message()), HasSubstr(reason));
+    EXPECT_THAT(std::string(plan.status().message()), HasSubstr("model.py:7"));
+  }
+}
+
+}  // namespace
+}  // namespace cuvil::scheduler
