@@ -169,9 +169,13 @@ PyObject* DispatchKeys::CallAsEager(PyObject* callable, PyObject* args, PyObject
 int32_t DispatchKeys::view_tracking_key() { return K().view_tracking_key; }
 
 bool DispatchKeys::IsPlainTensor(uint64_t key_set) {
-  for (uint64_t known : K().plain_key_sets) {
-    // The backend (CPU, CUDA) has the low bits; the rest is what kind of tensor it is.
-    if (((known ^ key_set) & ~uint64_t{0xffff}) == 0) return true;
+  // The backend (CPU, CUDA) has the low bits; the rest is what kind of tensor it is. Each backend has an autocast key
+  // of its own among the rest.
+  constexpr uint64_t kKindBits = ~uint64_t{0xffff};
+  const KeyObjects& k = K();
+  for (const uint64_t known : k.plain_key_sets) {
+    if (((known ^ key_set) & kKindBits) == 0) return true;
+    if (((((known & ~k.autocast_cpu) | k.autocast_cuda) ^ key_set) & kKindBits) == 0) return true;
   }
   return false;
 }

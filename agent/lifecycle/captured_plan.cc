@@ -13,6 +13,7 @@
 #include "agent/dispatch_keys.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/fault_injection.h"
+#include "agent/lifecycle/graph_runner.h"
 #include "agent/lifecycle/python_step.h"
 #include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
@@ -52,7 +53,8 @@ std::string SignatureText(const cir::Graph& graph) {
 
 class CapturedPlan : public CallPlan {
  public:
-  explicit CapturedPlan(std::shared_ptr<Capture> capture) : capture_(std::move(capture)) {}
+  explicit CapturedPlan(std::shared_ptr<Capture> capture)
+      : capture_(std::move(capture)), graph_(GraphRunner::Create(capture_)) {}
 
   bool MatchesInputs(const CallArgs& call) const override { return capture_->MatchesInputs(call); }
   bool GuardsHold() override { return capture_->GuardsHold(); }
@@ -72,6 +74,7 @@ class CapturedPlan : public CallPlan {
  private:
   const std::shared_ptr<Capture> capture_;
   std::shared_ptr<const scheduler::ExecutionPlan> plan_;  // null before Build() has succeeded
+  const std::unique_ptr<GraphRunner> graph_;              // null without a GPU
 };
 
 // The boundary of this process, made at first use; torch has been imported.
@@ -91,6 +94,11 @@ absl::Status CapturedPlan::Build() {
   absl::StatusOr<std::shared_ptr<const scheduler::ExecutionPlan>> plan =
       scheduler::ExecutionPlan::Build(capture_->graph(), *api, std::move(options));
   if (!plan.ok()) return plan.status();
+  if (graph_ != nullptr) {
+    // The generator of a GPU is not put back after the comparison with eager.
+    if (capture_->has_random_ops()) return absl::UnimplementedError("random numbers on a GPU");
+    graph_->Build(*api);
+  }
   plan_ = *std::move(plan);
   return absl::OkStatus();
 }
@@ -105,7 +113,14 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   }
   std::vector<torch_abi::OwnedTensor> outputs;
   absl::Status status;
-  {
+  bool answered = false;
+  if (graph_ != nullptr) {
+    absl::StatusOr<bool> ran = graph_->Run(call.args[0], inputs, captured, &outputs);
+    status = ran.status();
+    answered = !ran.ok() || *ran;
+    if (absl::IsFailedPrecondition(status)) return status;
+  }
+  if (!answered) {
     AssertGilHeld();
     const GilRelease no_gil;
     OperatorSteps python_steps(*LoadedApi());
@@ -176,6 +191,7 @@ void CapturedPlan::Describe(bool built, Record* record) const {
   }
   record->Set("lines", line_list.Take());
   if (!built) return;
+  if (graph_ != nullptr) graph_->Describe(record);
 
   const scheduler::PlanCounts& counts = plan_->counts();
   Record mechanisms;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
 #include "agent/cpython_compat.h"
+#include "agent/cuda_state.h"
 #include "agent/interception.h"
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
@@ -279,6 +280,10 @@ PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf,
   const absl::Status status = ContainStatus([&] { return Decide(lifecycle, call, &state, &decision); });
   if (!status.ok()) {
     NoteFault(call, "the decision", status.message());
+    decision = Decision();
+  }
+  // Comparing values would wait for the device, which ends a capture of the program's own.
+  if ((decision.action == Action::kTrace || decision.action == Action::kCompare) && CudaState::StreamIsCapturing()) {
     decision = Decision();
   }
   switch (decision.action) {

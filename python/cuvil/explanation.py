@@ -206,6 +206,16 @@ def _plan_details(plan: Mapping[str, Any]) -> list[str]:
             f"    operators {int(plan['operators']):,}: {_joined(mechanisms, zero=('python',))}"
             + (f"; in place of {count(frames, 'Python frame')}" if frames else "")
         )
+    graph: Mapping[str, Any] = plan.get("cuda_graph", {})
+    if graph.get("captured"):
+        others = {k: int(graph.get(k, 0)) for k in ("copies", "memsets", "other_nodes")}
+        beside = _joined({k.replace("_", " "): n for k, n in others.items()})
+        lines.append(
+            f"    CUDA graph {count(int(graph['kernels']), 'kernel')}{', ' + beside if beside else ''}; captured in "
+            f"{duration(float(graph['capture_ns']))}, inputs copied: {byte_size(float(graph['input_copy_bytes']))}"
+        )
+    elif graph.get("reason"):
+        lines.append(f"    no CUDA graph, its operators run one by one: {graph['reason']}")
     guards: Mapping[str, int] = plan.get("guards", {})
     if guards:
         lines.append(f"    guards    {sum(guards.values()):,}: {_joined(guards)}")

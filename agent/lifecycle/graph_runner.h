@@ -1,0 +1,76 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "agent/capture.h"
+#include "agent/cuda_state.h"
+#include "agent/lifecycle/record.h"
+#include "scheduler/graph_plan.h"
+
+namespace cuvil::agent {
+
+// A capture's program on a GPU as one CUDA graph, where that is possible.
+//
+// The graph is captured at the first run, which is the call that compares with eager, so what is compared is what will
+// serve. It is captured again when weights have moved or torch's CUDA switches have changed, a few times; after that,
+// and whenever the program cannot be a graph, its operators run one by one.
+//
+// Threads: Create with the GIL held, Build without; Run with it (it is released while work is queued).
+class GraphRunner {
+ public:
+  // Null for a program without a GPU.
+  static std::unique_ptr<GraphRunner> Create(std::shared_ptr<Capture> capture);
+  ~GraphRunner();
+
+  // Divides the program and makes plans of its parts. What cannot be a graph is no error: reason() says why.
+  void Build(const std::shared_ptr<const torch_abi::TorchApi>& api);
+
+  // True iff the graph has answered; `outputs` are its results. False with OK: run the operators one by one.
+  //
+  // Errors: as GraphPlan::Run
+  absl::StatusOr<bool> Run(PyObject* module, absl::Span<const torch_abi::TensorRef> inputs,
+                           absl::Span<const torch_abi::TensorRef> captured,
+                           std::vector<torch_abi::OwnedTensor>* outputs);
+
+  // Why there is no graph; empty if there is one or none has been tried.
+  std::string reason() const;
+  void Describe(Record* record) const;
+
+ private:
+  // Weights that keep moving are not worth a graph.
+  static constexpr uint32_t kMaxCaptures = 8;
+
+  explicit GraphRunner(std::shared_ptr<Capture> capture, cir::Device device)
+      : capture_(std::move(capture)), device_(device) {}
+  void GiveUp(std::string reason);
+  // Plans of the program's two parts.
+  absl::Status Divide(const std::set<cir::ValueId>& hidden_views);
+  absl::StatusOr<std::shared_ptr<scheduler::GraphPlan>> CaptureAnew(PyObject* module,
+                                                                    absl::Span<const torch_abi::TensorRef> inputs,
+                                                                    absl::Span<const torch_abi::TensorRef> captured);
+
+  const std::shared_ptr<Capture> capture_;
+  const cir::Device device_;
+  std::shared_ptr<const torch_abi::TorchApi> api_;
+  std::shared_ptr<const scheduler::ExecutionPlan> body_, tail_;  // after Build: of the thread that captures
+
+  mutable absl::Mutex mutex_;  // nothing is called under it
+  std::shared_ptr<scheduler::GraphPlan> graph_ ABSL_GUARDED_BY(mutex_);
+  CudaState state_ ABSL_GUARDED_BY(mutex_);
+  bool capturing_ ABSL_GUARDED_BY(mutex_) = false;
+  uint32_t num_captures_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string reason_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace cuvil::agent
