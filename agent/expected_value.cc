@@ -1,5 +1,6 @@
 #include "agent/expected_value.h"
 
+#include <cmath>
 #include <string_view>
 
 #include "agent/call_table.h"
@@ -23,6 +24,12 @@ std::vector<PyObject*> ReferentsOf(PyObject* object) {
   };
   traverse(object, visit, &referents);
   return referents;
+}
+
+bool IsNan(PyObject* object) {
+  if (PyFloat_CheckExact(object)) return std::isnan(PyFloat_AS_DOUBLE(object));
+  if (!PyComplex_CheckExact(object)) return false;
+  return std::isnan(PyComplex_RealAsDouble(object)) || std::isnan(PyComplex_ImagAsDouble(object));
 }
 
 bool IsStaticType(PyObject* object) {
@@ -92,7 +99,8 @@ ExpectedValue::ExpectedValue(PyObject* value, const Pinned* pinned, int depth) :
     mode_ = Mode::kUnknown;
     return;
   }
-  if (pinned != nullptr && pinned->count(value) != 0) {
+  // `in`, == of containers and lookups take a NaN for equal to itself only.
+  if (IsNan(value) || (pinned != nullptr && pinned->count(value) != 0)) {
     mode_ = MayOwn(value) ? Mode::kPinned : Mode::kUnknown;
     if (mode_ == Mode::kPinned) keeper_ = Py_NewRef(value);
     return;

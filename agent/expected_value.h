@@ -16,7 +16,7 @@ namespace cuvil::agent {
 // eager would free, could be reached.
 //
 // Identity must be proof against an object that is freed and replaced by another at the same address:
-// - Atoms, and objects that reach nothing but such, are owned. Atoms compare by type and bits.
+// - Atoms, and objects that reach nothing but such, are owned. Atoms compare by type and bits, NaNs by identity.
 // - Objects with weak references must still be alive.
 // - Tuples compare item by item.
 // - For lists, dicts, sets, tensors and instances whose attributes the trace reads one by one the address and type

@@ -389,6 +389,29 @@ def test_k14_two_arguments_of_plain_value():
         yield "two objects", m(ramp(3), t, own_tuple())
 
 
+NAN_READS: dict[str, Callable[..., Any]] = {
+    "in": lambda s: s.a in [s.b],
+    "list": lambda s: [s.a] == [s.b],
+    "tuple": lambda s: (1, s.a) == (1, s.b),
+    "dict": lambda s: {s.a: 1}.get(s.b) == 1,
+    "index": lambda s: [s.b].count(s.a) == 1,
+}
+
+
+@pytest.mark.parametrize("make", [lambda: float("nan"), lambda: complex(float("nan"), 1)])
+@pytest.mark.parametrize("name", sorted(NAN_READS))
+def test_k14_nan_is_equal_to_itself_only(name, make):
+    def program():
+        m = Fn(lambda s, x: x * 2 if NAN_READS[name](s) else x * 3)
+        with torch.no_grad():
+            m.a = m.b = make()
+            yield from warm("one object", m, ramp(3))
+            m.b = make()
+            yield from warm("two objects", m, ramp(3))
+
+    eager_twin(program)()
+
+
 @eager_twin(served=True)
 def test_k14_singletons_and_constants_are_planned():
     m = Fn(lambda s, x, flag=None: x * 2 if flag is None and s.mode is None and s.on is True else x * 3)
