@@ -280,3 +280,145 @@ def test_state_read_by_c_code(name):
                     yield f"change {i}, call {call}", attempt(m, ramp(3) + 1)
 
     eager_twin(program)()
+
+
+class Slots:
+    __slots__ = ("v",)
+
+    def __init__(self, v: Any) -> None:
+        self.v = v
+
+
+# How an object without weak references is made of a number, and how forward reads it: each is freed before the next one
+# is made, so that many come to the same address.
+SUCCESSORS: dict[str, tuple[Any, Any]] = {
+    "slots": (Slots, lambda o: o.v),
+    "slots_of_slots": (lambda v: Slots(Slots(v)), lambda o: o.v.v),
+    "slots_in_tuple": (lambda v: (Slots(v),), lambda o: o[0].v),
+    "slots_in_list": (lambda v: [Slots(v), Slots(1.0)], lambda o: sum(item.v for item in o)),
+    "slots_in_dict": (lambda v: {"k": Slots(v)}, lambda o: o["k"].v),
+    "slots_in_slice": (lambda v: slice(Slots(v), None), lambda o: o.start.v),
+    "namespace": (lambda v: types.SimpleNamespace(v=v), lambda o: o.v),
+    "slice": (lambda v: slice(v, None), lambda o: o.start),
+    "proxy": (lambda v: types.MappingProxyType({"k": v}), lambda o: o["k"]),
+    "property": (lambda v: property(lambda s, v=v: v), lambda o: o.fget(None)),
+    "slot_wrapper": (lambda v: v.__add__, lambda o: o(1.0)),
+    "itemgetter": (lambda v: operator.itemgetter(int(v)), lambda o: o((1.0, 2.0, 3.0, 4.0))),
+    "range": (lambda v: range(10**9, 10**9 + int(v)), lambda o: len(o)),
+    "large_int": (lambda v: 10**18 + int(v), lambda o: o - 10**18),
+    "int_enum": (lambda v: type("N", (int,), {})(10**12 + int(v)), lambda o: o - 10**12),
+    "bytes_subclass": (lambda v: type("B", (bytes,), {})(bytes([int(v)])), lambda o: o[0]),
+    "exception": (
+        lambda v: ValueError(v) if v > 1 else KeyError(v),
+        lambda o: 2.0 if isinstance(o, ValueError) else 3.0,
+    ),
+    "cell": (lambda v: types.CellType(v), lambda o: o.cell_contents),
+}
+
+
+@pytest.mark.parametrize("where", ["state", "argument"])
+@pytest.mark.parametrize("name", sorted(SUCCESSORS))
+def test_object_made_where_another_was(name, where):
+    make, read = SUCCESSORS[name]
+
+    def program():
+        m = Fn(lambda s, x, o=None: x * read(s.o if o is None else o))
+        with torch.no_grad():
+            for i in range(16):
+                m.o = None
+                made = make(float(i % 4))
+                if where == "state":
+                    m.o, made = made, None
+                yield f"{i}", [attempt(m, ramp(3), *([] if made is None else [made])) for _ in range(3)]
+                made = None
+
+    eager_twin(program)()
+
+
+class Key:
+    pass
+
+
+def keys() -> dict[str, Any]:
+    return {
+        "object": Key(),
+        "class": Key,
+        "function": lambda: 0,
+        "size": torch.Size([3]),
+        "tuple": (torch.float32, torch.device("cpu"), 1),
+        "tuple_of_object": (Key(), 1),
+        "tuple_of_class": (Key, "k"),
+        "frozenset": frozenset([1, 2]),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(keys()))
+def test_dict_with_such_a_key(kind):
+    """The key is found again after other entries came and went, and its value is the present one."""
+
+    def program():
+        m = Fn(lambda s, x: x * s.d.get(s.key, 5.0))
+        m.key = keys()[kind]
+        m.d = {m.key: 2.0}
+        changes = [
+            lambda: None,
+            lambda: m.d.update({m.key: 8.0}),
+            lambda: m.d.update(other=1),
+            lambda: m.d.pop(m.key),
+            lambda: m.d.update({m.key: 3.0}),
+            lambda: m.d.clear(),
+        ]
+        with torch.no_grad():
+            for i, change in enumerate(changes):
+                change()
+                for call in range(4):
+                    yield f"change {i}, call {call}", m(ramp(3))
+
+    eager_twin(program, served=True)()
+
+
+@eager_twin
+def test_identity_of_objects_without_weak_references():
+    m = Fn(lambda s, x, a, b: x * 2 if a is b else x * 3 if a is s.o else x * 5)
+    first, second = Slots(1.0), Slots(1.0)
+    m.o = first
+    with torch.no_grad():
+        for a, b in [(first, first), (first, second), (second, second), (second, first), (first, first)]:
+            for _ in range(4):
+                yield "pair", m(ramp(3), a, b)
+        m.o = second
+        for a, b in [(first, second), (second, first)]:
+            for _ in range(4):
+                yield "other state", m(ramp(3), a, b)
+
+
+@eager_twin(served=True)
+def test_returned_object_without_weak_references():
+    m = Fn(lambda s, x: (x * 2, s.o, s.where))
+    with torch.no_grad():
+        for i in range(3):
+            m.o, m.where = Slots(i), slice(i, None)
+            for _ in range(5):
+                y = m(ramp(3))
+                yield f"{i}", (y[0], y[1] is m.o, y[2] is m.where)
+                del y
+
+
+@pytest.mark.parametrize("read", ["call", "func", "wrapped", "get"])
+def test_static_method_object_initialised_again(read):
+    def program():
+        held = staticmethod(lambda *args: 2.0)
+        reads = {
+            "call": lambda: held(),
+            "func": lambda: held.__func__(),
+            "wrapped": lambda: held.__wrapped__(),
+            "get": lambda: held.__get__(None, int)(),
+        }
+        m = Fn(lambda s, x: x * reads[read]())
+        with torch.no_grad():
+            for i in range(3):
+                for _ in range(4):
+                    yield f"{i}", m(ramp(3))
+                held.__init__(lambda *args, i=i: 9.0 + i)
+
+    eager_twin(program)()
