@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
 #include "agent/captured_tensors.h"
+#include "agent/collector_pause.h"
 #include "agent/dispatch_keys.h"
 #include "agent/frame_hook.h"
 #include "agent/guards.h"
@@ -36,20 +37,6 @@ Refusal MakeRefusal(const char* code, std::string message, const char* advice, b
   refusal.retry = retry;
   return refusal;
 }
-
-// The cyclic collector stays off during a trace: its callbacks and finalizers are not the model.
-class CollectorPause {
- public:
-  CollectorPause() : was_enabled_(PyGC_Disable() != 0) {}
-  ~CollectorPause() {
-    if (was_enabled_) PyGC_Enable();
-  }
-  CollectorPause(const CollectorPause&) = delete;
-  CollectorPause& operator=(const CollectorPause&) = delete;
-
- private:
-  bool was_enabled_;
-};
 
 }  // namespace
 
@@ -300,6 +287,7 @@ PyObject* g_module_call = nullptr;  // torch.nn.Module's for as long as the proc
 PyObject* ModuleCallFunction() { return g_module_call; }
 
 absl::Status InitializeCapture() {
+  if (absl::Status status = CollectorPause::Initialize(); !status.ok()) return status;
   if (absl::Status status = BuildCallTable(); !status.ok()) return status;
   if (absl::Status status = TorchStateReader::Initialize(); !status.ok()) return status;
   if (absl::Status status = OpRecorder::Initialize(); !status.ok()) return status;
@@ -335,6 +323,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
   {
     CollectorPause pause;
     Tracer tracer;
+    tracer.set_collector_pause(&pause);
     OpRecorder recorder(&tracer);
     InputSignature signature;
     std::string why_not;

@@ -304,6 +304,16 @@ TraceExtent::~TraceExtent() {
   g_state = nullptr;
 }
 
+bool TraceExtent::AfterForkInChild() {
+  PyThreadState* thread = PyThreadState_Get();
+  if (g_state == nullptr || g_state->thread == thread) return false;
+  // The sink was on that thread's stack.
+  Uninstall(thread->interp);
+  Instrumenter::SetProbedThread(nullptr);
+  g_state = nullptr;
+  return true;
+}
+
 absl::Status TraceExtent::status() const {
   if (!state_->status.ok()) return state_->status;
   if (!IsInstalled(state_->thread->interp)) {

@@ -65,6 +65,9 @@ class TraceExtent {
   TraceExtent(const TraceExtent&) = delete;
   TraceExtent& operator=(const TraceExtent&) = delete;
 
+  // In the child of a fork: ends the extent of another thread, which the fork left behind. True if there was one.
+  static bool AfterForkInChild();
+
   // Not OK: something ran unseen, so that what the sink saw is incomplete and must be thrown away.
   // FailedPrecondition: another evaluator took the hook's place; ResourceExhausted: recursion too deep to follow;
   // Internal: a probe did not find what the analysis had said.

@@ -124,8 +124,7 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
   ShowMode();
   if (site.op == Op::kCall && !refused()) HideModeFrom(frame, site, stack_top);
   if (refused()) {
-    // Nothing is kept alive longer than in eager once it serves no purpose: finalizers and collections see it.
-    heap_.Release();
+    StopWatching();
     return;
   }
   if (frames_.empty() || frames_.back().id != frame.id()) return;
@@ -138,8 +137,14 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
   if (!heap_.problem().empty()) {
     Refuse("unwatchable", heap_.problem(), "the state that this line reads cannot be guarded");
   }
-  if (refused()) heap_.Release();
+  if (refused()) StopWatching();
   PyErr_Clear();
+}
+
+// Nothing is kept alive longer than in eager once it serves no purpose: finalizers and collections see it.
+void Tracer::StopWatching() {
+  heap_.Release();
+  if (collector_pause_ != nullptr) collector_pause_->End();
 }
 
 bool Tracer::IsMemoizedLookup(PyCodeObject* code) {

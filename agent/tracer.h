@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "agent/capture.h"
+#include "agent/collector_pause.h"
 #include "agent/cpython_compat.h"
 #include "agent/frame_hook.h"
 #include "agent/heap_log.h"
@@ -60,6 +61,8 @@ class Tracer final : public ProbeSink {
   const Refusal& refusal() const { return refusal_; }
 
   HeapLog& heap() { return heap_; }
+  // Ends with the first refusal: from then on the call may do what sees it.
+  void set_collector_pause(CollectorPause* pause) { collector_pause_ = pause; }
   void set_constants(ConstantTensors* constants) { constants_ = constants; }
   // Index in the trace's source table of the instruction probed last.
   uint32_t CurrentSource();
@@ -166,6 +169,8 @@ class Tracer final : public ProbeSink {
 
   HeapLog heap_;
   ConstantTensors* constants_ = nullptr;
+  CollectorPause* collector_pause_ = nullptr;
+  void StopWatching();
   Refusal refusal_;
   std::vector<Frame> frames_;
   std::vector<PyObject*> compared_with_arguments_;

@@ -4,11 +4,14 @@
 #include <pthread.h>
 
 #include <charconv>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "agent/collector_pause.h"
 #include "agent/cpython_compat.h"
+#include "agent/frame_hook.h"
 #include "agent/gil.h"
 #include "agent/interception.h"
 #include "agent/interpreter_self_test.h"
@@ -16,6 +19,7 @@
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/log.h"
 #include "agent/lifecycle/module_call.h"
+#include "agent/lifecycle/thread_extent.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {
@@ -89,6 +93,34 @@ PyObject* OnExit(PyObject*, PyObject*) noexcept {
   Py_RETURN_NONE;
 }
 
+// Registered with os.register_at_fork. Only the forking thread goes on: what others were in the middle of never ends.
+PyObject* OnForkInChild(PyObject*, PyObject*) noexcept {
+  Lifecycle& lifecycle = TheLifecycle();
+  if (lifecycle.tracing && thread_extent != Extent::kTracing) {
+    lifecycle.tracing = false;
+    if (TraceExtent::AfterForkInChild()) CollectorPause::AfterForkInChild();
+  }
+  for (ModuleState* state : lifecycle.modules.States()) {
+    for (const std::shared_ptr<PlanEntry>& entry : *state->plans.Snapshot()) entry->comparing = false;
+  }
+  Py_RETURN_NONE;
+}
+
+absl::Status RegisterForkHandler() {
+  static PyMethodDef definition = {"_cuvil_fork", OnForkInChild, METH_NOARGS, nullptr};
+  const OwnedRef callback = OwnedRef::Steal(PyCFunction_New(&definition, nullptr));
+  const OwnedRef os = OwnedRef::Steal(PyImport_ImportModule("os"));
+  const OwnedRef function = os ? OwnedRef::Steal(PyObject_GetAttrString(os.get(), "register_at_fork")) : OwnedRef();
+  const OwnedRef arguments = OwnedRef::Steal(PyTuple_New(0));
+  const OwnedRef keywords =
+      callback ? OwnedRef::Steal(Py_BuildValue("{sO}", "after_in_child", callback.get())) : OwnedRef();
+  if (!function || !arguments || !keywords ||
+      !OwnedRef::Steal(PyObject_Call(function.get(), arguments.get(), keywords.get()))) {
+    return absl::InternalError(absl::StrCat("os.register_at_fork: ", TakeError()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RegisterExitHandlers() {
   static bool registered = false;
   if (registered) return absl::OkStatus();
@@ -98,6 +130,7 @@ absl::Status RegisterExitHandlers() {
   if (!callback || !atexit) return absl::InternalError(absl::StrCat("atexit: ", TakeError()));
   const OwnedRef done = OwnedRef::Steal(PyObject_CallMethod(atexit.get(), "register", "O", callback.get()));
   if (!done) return absl::InternalError(absl::StrCat("atexit.register: ", TakeError()));
+  if (absl::Status status = RegisterForkHandler(); !status.ok()) return status;
   // The worker's own mutex is the only one that a thread without the GIL takes, so it is the only one that a fork,
   // which Python makes under the GIL, could find taken.
   const int error =

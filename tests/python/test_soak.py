@@ -226,6 +226,48 @@ def test_fork_while_other_threads_call():
     """)
 
 
+def test_fork_during_a_trace_of_another_thread():
+    """The child has no such thread: it traces on its own, with the collector as the program set it."""
+    succeeds("""
+        class Slow(nn.Module):
+            def forward(self, x):
+                for _ in range(20): x = x.mm(x).tanh()
+                return x
+        slow, big, thresholds = Slow().eval(), torch.randn(400, 400), gc.get_threshold()
+        def calls():
+            with torch.no_grad(): slow(big)
+        for _ in range(3):
+            slow = Slow().eval()
+            before = cuvil.stats()["traces"]
+            thread = threading.Thread(target=calls)
+            thread.start()
+            while cuvil.stats()["traces"] == before: time.sleep(0.001)
+            time.sleep(0.02)
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    signal.alarm(60)
+                    assert gc.get_threshold() == thresholds and gc.isenabled()
+                    fresh = nn.Sequential(Block()).eval()
+                    fresh.load_state_dict(m.state_dict())
+                    planned = cuvil.stats()["planned"]
+                    with torch.no_grad():
+                        for _ in range(6): check(fresh(x))
+                    assert cuvil.stats()["planned"] > planned, cuvil.stats()
+                    threads = [threading.Thread(target=calls) for _ in range(4)]
+                    for t in threads: t.start()
+                    for t in threads: t.join()
+                    code = 0
+                finally:
+                    os._exit(code)
+            _, status = os.waitpid(pid, 0)
+            assert status == 0, status
+            thread.join()
+        assert gc.get_threshold() == thresholds
+    """)
+
+
 def test_keyboard_interrupts_leave_everything_working():
     succeeds("""
         import random
