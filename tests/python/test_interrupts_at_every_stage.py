@@ -14,7 +14,7 @@ PROGRAM = """
 class Slow(nn.Module):
     def __init__(self):
         super().__init__()
-        self.entered = 0.0
+        self.fc = nn.Linear(2, 2)
     def forward(self, x, random=False):
         y = x
         for _ in range(10): y = torch.mm(y, x).tanh()
@@ -113,20 +113,16 @@ def test_a_stream_of_interrupts_with_plans_prepared_in_the_background() -> None:
         with torch.no_grad():
             end = time.monotonic() + SECONDS
             while time.monotonic() < end:
-                model = nn.Sequential(Block(), ).eval()
+                model = nn.Sequential(Block()).eval()
                 model.load_state_dict(m.state_dict())
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-2), 3e-3)
-                    for _ in range(200): check(model(x))
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-2))
+                        for _ in range(200): check(model(x))
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
                 except KeyboardInterrupt:
                     raised += 1
-                finally:
-                    while True:
-                        try:
-                            signal.setitimer(signal.ITIMER_REAL, 0)
-                            break
-                        except KeyboardInterrupt:
-                            raised += 1
             for _ in range(300): check(m(x))
         assert raised > 20, raised
         assert gc.isenabled() and gc.get_threshold()[0] < 10_000
