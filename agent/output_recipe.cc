@@ -229,7 +229,8 @@ struct OutputRecipe::Describer {
       }
       return index;
     }
-    if (base == &PyBaseObject_Type && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyType_Check(object) &&
+    // SolidBase: a C type made at run time (deque, partial) has state that no slot shows.
+    if (SolidBase(type) == &PyBaseObject_Type && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyType_Check(object) &&
         type->tp_finalize == nullptr && type->tp_itemsize == 0) {
       recipe->nodes_[index].kind = Kind::kInstance;
       std::vector<Py_ssize_t> offsets;

@@ -7,6 +7,7 @@ Each row is a forward, its attributes, and changes after each of which eager giv
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import operator
 import types
@@ -420,5 +421,36 @@ def test_static_method_object_initialised_again(read):
                 for _ in range(4):
                     yield f"{i}", m(ramp(3))
                 held.__init__(lambda *args, i=i: 9.0 + i)
+
+    eager_twin(program)()
+
+
+RESULTS: dict[str, tuple[Any, Any]] = {
+    "deque": (lambda y: collections.deque([y], maxlen=3), lambda o: (o.maxlen, list(o))),
+    "deque_subclass": (lambda y: type("D", (collections.deque,), {})([y]), lambda o: list(o)),
+    "partial": (lambda y: functools.partial(torch.add, y, alpha=2), lambda o: o(y_of_call())),
+    "itemgetter": (lambda y: operator.itemgetter(0, 1), lambda o: o("ab")),
+    "count": (lambda y: itertools.count(3), lambda o: next(o)),
+    "repeat": (lambda y: itertools.repeat(y, 2), lambda o: list(o)),
+    "iterator": (lambda y: iter([y, y]), lambda o: list(o)),
+    "namespace": (lambda y: types.SimpleNamespace(y=y), lambda o: o.y),
+    "proxy": (lambda y: types.MappingProxyType({"y": y}), lambda o: o["y"]),
+    "exception": (lambda y: ValueError(y), lambda o: o.args),
+}
+
+
+def y_of_call() -> torch.Tensor:
+    return ramp(3) + 5
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS))
+def test_result_is_an_object_of_c(name):
+    make, use = RESULTS[name]
+
+    def program():
+        m = Fn(lambda s, x: make(x * 2))
+        with torch.no_grad():
+            for i in range(6):
+                yield f"{i}", use(m(ramp(3)))
 
     eager_twin(program)()
