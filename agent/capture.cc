@@ -66,7 +66,7 @@ Capture::~Capture() {
 bool Capture::MatchesInputs(const CallArgs& call) const { return inputs_->Matches(call); }
 
 bool Capture::GuardsHold() {
-  if (TorchStateReader::Read() != torch_state_) {
+  if (!TorchStateReader::Is(torch_state_)) {
     last_failure_ = "torch's ambient state (grad mode, inference mode, autocast, default dtype, modes)";
     return false;
   }

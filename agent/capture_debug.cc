@@ -9,6 +9,7 @@
 
 #include "agent/capture.h"
 #include "agent/py_ref.h"
+#include "agent/torch_state.h"
 #include "jit/cir/text.h"
 
 namespace cuvil::agent {
@@ -59,7 +60,33 @@ PyObject* CaptureOneCall(PyObject*, PyObject* arguments) {
       outcome.capture->LastFailure().c_str(), "trace_ns", static_cast<unsigned long long>(outcome.trace_ns));
 }
 
+// _torch_state() -> (why libtorch's functions are not used or '', what they say, what torch's Python functions say)
+PyObject* ReadTorchState(PyObject*, PyObject*) {
+  if (absl::Status status = InitializeCapture(); !status.ok()) {
+    PyErr_SetString(PyExc_RuntimeError, std::string(status.message()).c_str());
+    return nullptr;
+  }
+  const TorchState state = TorchStateReader::Read();
+  const NativeTorchState& native = state.native;
+  const auto flag = [](bool value) { return value ? Py_True : Py_False; };
+  return Py_BuildValue(
+      "(s{s:K,s:K,s:L,s:L,s:i,s:i,s:O,s:O,s:O,s:O}{s:O,s:O,s:O,s:O,s:O,s:L,s:L,s:O,s:O,s:O,s:O})",
+      std::string(TorchStateReader::NativeStatus().message()).c_str(), "included_keys",
+      static_cast<unsigned long long>(native.included_keys), "excluded_keys",
+      static_cast<unsigned long long>(native.excluded_keys), "function_modes",
+      static_cast<long long>(native.function_modes), "dispatch_modes", static_cast<long long>(native.dispatch_modes),
+      "function_state", static_cast<int>(native.function_state), "default_dtype",
+      static_cast<int>(native.default_dtype), "grad_enabled", flag(native.grad_enabled), "inference_mode",
+      flag(native.inference_mode), "functorch", flag(native.functorch), "profiler", flag(native.profiler),
+      "grad_enabled", flag(state.grad_enabled), "inference_mode", flag(state.inference_mode), "autocast_cpu",
+      flag(state.autocast_cpu), "autocast_cuda", flag(state.autocast_cuda), "torch_function_enabled",
+      flag(state.torch_function_enabled), "function_modes", static_cast<long long>(state.function_modes),
+      "dispatch_modes", static_cast<long long>(state.dispatch_modes), "functorch", flag(state.functorch), "forward_ad",
+      flag(state.forward_ad), "profiler", flag(state.profiler), "default_dtype", state.default_dtype);
+}
+
 PyMethodDef kMethods[] = {
+    {"_torch_state", ReadTorchState, METH_NOARGS, "Torch's ambient state on this thread; for tests."},
     {"_capture_call", CaptureOneCall, METH_VARARGS, "Traces one call of a module; for tests."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -19,8 +19,10 @@ struct Getters {
   PyObject* function_stack_at = nullptr;
   PyTypeObject* device_context = nullptr;  // torch.utils._device.DeviceContext
   PyObject* forward_ad = nullptr;          // the module's dict; its _current_level is -1 outside of dual levels
+  PyObject* current_level = nullptr;       // the name of that level
   PyObject* cpu = nullptr;
   PyObject* cuda = nullptr;
+  absl::Status native_status;
 };
 Getters& G() {
   static Getters getters;
@@ -44,6 +46,14 @@ int64_t CallInt(PyObject* function) {
   if (result == nullptr || PyErr_Occurred()) PyErr_Clear();
   Py_XDECREF(result);
   return value;
+}
+
+bool ForwardAdActive() {
+  const Getters& g = G();
+  if (g.forward_ad == nullptr) return false;
+  PyObject* level = PyDict_GetItemWithError(g.forward_ad, g.current_level);
+  if (level == nullptr) PyErr_Clear();
+  return level == nullptr || !PyLong_Check(level) || PyLong_AsLong(level) >= 0;
 }
 
 }  // namespace
@@ -92,8 +102,11 @@ absl::Status TorchStateReader::Initialize() {
   OwnedRef forward_ad = OwnedRef::Steal(PyImport_ImportModule("torch.autograd.forward_ad"));
   if (forward_ad) g.forward_ad = Py_NewRef(PyModule_GetDict(forward_ad.get()));
   PyErr_Clear();
+  g.current_level = PyUnicode_InternFromString("_current_level");
   g.cpu = PyUnicode_InternFromString("cpu");
   g.cuda = PyUnicode_InternFromString("cuda");
+  // Without it, every check asks torch's Python functions, which is slower and says the same.
+  g.native_status = NativeTorchStateReader::Initialize();
   return absl::OkStatus();
 }
 
@@ -114,16 +127,22 @@ TorchState TorchStateReader::Read() {
     if (!mode) PyErr_Clear();
     if (mode && Py_TYPE(mode.get()) == g.device_context) state.default_device_mode = mode.get();
   }
-  if (g.forward_ad != nullptr) {
-    PyObject* level = PyDict_GetItemString(g.forward_ad, "_current_level");
-    state.forward_ad = level == nullptr || !PyLong_Check(level) || PyLong_AsLong(level) >= 0;
-  }
+  state.forward_ad = ForwardAdActive();
   if (g.profiler_enabled != nullptr) state.profiler = CallBool(g.profiler_enabled);
   state.default_dtype = PyObject_CallNoArgs(g.get_default_dtype);
   if (state.default_dtype == nullptr) PyErr_Clear();
   Py_XDECREF(state.default_dtype);
+  if (NativeTorchStateReader::available()) state.native = NativeTorchStateReader::Read();
   return state;
 }
+
+bool TorchStateReader::Is(const TorchState& state) {
+  // A function mode has an identity that only Python shows.
+  if (!NativeTorchStateReader::available() || state.native.function_modes != 0) return Read() == state;
+  return NativeTorchStateReader::Read() == state.native && ForwardAdActive() == state.forward_ad;
+}
+
+absl::Status TorchStateReader::NativeStatus() { return G().native_status; }
 
 uint32_t TorchStateReader::ModeBits() {
   const Getters& g = G();
