@@ -275,7 +275,8 @@ class Generator:
         choice = self.rng.randint(0, 6)
         weight = self.tensor([4, x.shape[-1] if x.dim() else 1], x.dtype)
         if choice == 0:
-            return call(aten.linear.default, x, self.make_constant(weight), None)
+            bias = self.make_constant(self.tensor([4], x.dtype)) if self.rng.random() < 0.6 else None
+            return call(aten.linear.default, x, self.make_constant(weight), bias)
         if choice == 1:
             return call(aten.matmul.default, x, self.make_constant(weight.t()))
         if choice == 2:
