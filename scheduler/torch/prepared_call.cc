@@ -15,4 +15,11 @@ absl::StatusOr<PreparedCall> PreparedCall::Create(const TorchApi& api, const cir
       absl::StrCat(cir::QualifiedName(op), ": ", unboxed.status().message(), "; ", dispatcher.status().message()));
 }
 
+absl::StatusOr<PreparedCall> PreparedCall::CreateIn(const cir::Graph& graph, const TorchApi& api, const cir::Op& op,
+                                                    const AbiFeatures& features) {
+  absl::StatusOr<LinearCall> linear = LinearCall::Create(api, graph, op, features);
+  if (linear.ok()) return PreparedCall(*std::move(linear));
+  return Create(api, op, features);
+}
+
 }  // namespace cuvil::torch_abi

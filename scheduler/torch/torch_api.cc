@@ -67,6 +67,8 @@ absl::StatusOr<std::shared_ptr<const TorchApi>> TorchApi::Load(const std::string
   if (api->get_warning_handler == nullptr || api->set_warning_handler == nullptr) {
     return absl::UnavailableError("this torch has no c10::WarningUtils: torch 2.10 or newer is needed");
   }
+  api->reinterpret_tensor =
+      reinterpret_cast<decltype(api->reinterpret_tensor)>(api->FindSymbol("aoti_torch__reinterpret_tensor"));
 
   void* undefined = nullptr;
   if (api->new_uninitialized_tensor(&undefined) != 0) {

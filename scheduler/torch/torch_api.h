@@ -53,6 +53,10 @@ class TorchApi {
   void* (*get_warning_handler)() = nullptr;
   void (*set_warning_handler)(void* handler) = nullptr;
 
+  // A tensor of its own over the storage of `self`, untracked; the offset is added to that of `self`. May be null.
+  int32_t (*reinterpret_tensor)(void* self, int64_t dim, const int64_t* sizes, const int64_t* strides, int64_t offset,
+                                void** made) = nullptr;
+
   // Null if the library does not export it.
   void* FindSymbol(const char* name) const;
 
