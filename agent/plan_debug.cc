@@ -251,11 +251,12 @@ PyObject* PlanDescribe(PyObject*, PyObject* argument) noexcept {
     const scheduler::PlanCounts& counts = (*plan)->counts();
     const memory::MemoryPlan& memory = (*plan)->memory_plan();
     return OwnedRef::Steal(Py_BuildValue(
-        "{s:s,s:n,s:I,s:I,s:I,s:I,s:I,s:I,s:n,s:n,s:n,s:n}", "dump", (*plan)->Dump().c_str(), "steps",
+        "{s:s,s:n,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:n,s:n,s:n,s:n}", "dump", (*plan)->Dump().c_str(), "steps",
         static_cast<Py_ssize_t>((*plan)->steps().size()), "unboxed", counts.unboxed, "dispatcher", counts.dispatcher,
-        "clones", counts.clones, "python", counts.python, "elided", counts.elided, "folded", counts.folded, "arena",
-        static_cast<Py_ssize_t>(memory.high_water_bytes), "separate", static_cast<Py_ssize_t>(memory.sum_bytes),
-        "subgraphs", static_cast<Py_ssize_t>((*plan)->partition().subgraphs.size()), "width",
+        "clones", counts.clones, "python", counts.python, "elided", counts.elided, "folded", counts.folded, "in_place",
+        counts.in_place, "linear", counts.linear, "arena", static_cast<Py_ssize_t>(memory.high_water_bytes), "separate",
+        static_cast<Py_ssize_t>(memory.sum_bytes), "subgraphs",
+        static_cast<Py_ssize_t>((*plan)->partition().subgraphs.size()), "width",
         static_cast<Py_ssize_t>((*plan)->partition().max_width)));
   });
 }

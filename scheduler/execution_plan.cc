@@ -11,6 +11,7 @@
 #include "jit/cir/text.h"
 #include "jit/cir/verifier.h"
 #include "memory/plan_verifier.h"
+#include "scheduler/in_place.h"
 #include "scheduler/torch/warning_notice.h"
 
 namespace cuvil::scheduler {
@@ -67,6 +68,10 @@ class PlanBuilder {
 
   absl::StatusOr<std::shared_ptr<const ExecutionPlan>> Build() {
     if (absl::Status s = cir::Verify(graph()); !s.ok()) return s;
+    // Whoever runs the left out operators may look at anything.
+    if (options_.write_in_place && options_.left_out_ops.empty()) {
+      plan_->counts_.in_place = WriteInPlace(&plan_->graph_);
+    }
     plan_->initial_cells_.assign(graph().values.size(), nullptr);
     is_constant_.assign(graph().values.size(), false);
     owned_by_run_.assign(graph().values.size(), false);
@@ -202,8 +207,9 @@ class PlanBuilder {
     for (const ValueId id : cir::OperandValues(op)) {
       if (absl::Status s = MakeConstantAnew(id, i); !s.ok()) return s;
     }
-    absl::StatusOr<torch_abi::PreparedCall> call = torch_abi::PreparedCall::Create(api(), op, features_);
+    absl::StatusOr<torch_abi::PreparedCall> call = torch_abi::PreparedCall::CreateIn(graph(), api(), op, features_);
     if (call.ok()) {
+      plan_->counts_.linear += call->is_linear() ? 1 : 0;
       const bool unboxed = call->kind() == torch_abi::CallKind::kUnboxed;
       ++(unboxed ? plan_->counts_.unboxed : plan_->counts_.dispatcher);
       AddStep(unboxed ? Mechanism::kUnboxed : Mechanism::kDispatcher, i, *std::move(call), NewValues(op));
@@ -425,7 +431,8 @@ std::string ExecutionPlan::Dump() const {
   constexpr const char* kMechanisms[] = {"unboxed", "dispatcher", "clone", "python"};
   std::string out = absl::StrCat("plan: ", steps_.size(), " steps (", counts_.unboxed, " unboxed, ", counts_.dispatcher,
                                  " dispatcher, ", counts_.clones, " clones, ", counts_.python, " python), ",
-                                 counts_.elided, " operators elided, ", counts_.folded, " folded\n");
+                                 counts_.elided, " operators elided, ", counts_.folded, " folded, ", counts_.in_place,
+                                 " in place, ", counts_.linear, " linear layers as one product\n");
   absl::StrAppend(&out, "memory: ", memory_plan_.high_water_bytes, " bytes in one arena, ",
                   memory_plan_.live_peak_bytes, " live at the peak, ", memory_plan_.sum_bytes,
                   " in separate buffers\n");
