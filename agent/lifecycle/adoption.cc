@@ -5,7 +5,7 @@
 namespace cuvil::agent {
 namespace {
 
-// Tuned on benchmarks/lifecycle_bench.py: three pairs that do not overlap are as good a witness as twelve that do.
+// Chosen, not tuned: three pairs whose times do not overlap are as good a witness as twelve whose times do.
 constexpr uint32_t kFirstRoundPairs = 3;
 constexpr uint32_t kLaterRoundPairs = 4;
 constexpr uint32_t kDecisivePairs = 12;
