@@ -52,6 +52,8 @@ class ExpectedValue {
     if (mode_ >= Mode::kReferents) return MatchesParts(now);
     return mode_ != Mode::kPlain || Py_TYPE(now) == type_;
   }
+  // The value is owned, or must be absent: nothing else can have its address.
+  bool address_suffices() const { return mode_ == Mode::kOwned || mode_ == Mode::kPinned || mode_ == Mode::kAbsent; }
   // Only the place that holds the value proves that it is alive.
   bool needs_place() const { return mode_ == Mode::kPlain || mode_ == Mode::kReferents || mode_ == Mode::kDerived; }
   // Owning it shows nowhere: it reaches nothing but atoms, builtin types and objects without references.

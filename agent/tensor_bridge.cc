@@ -1,5 +1,6 @@
 #include "agent/tensor_bridge.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/status/status.h"
@@ -100,6 +101,40 @@ bool TensorBridge::SameMeta(torch_abi::TensorRef tensor, const TensorMeta& meta)
   if (geometry.dimension != meta.sizes.size()) return false;
   for (size_t i = 0; i < geometry.dimension; ++i) {
     if (geometry.sizes[i] != meta.sizes[i] || geometry.strides[i] != meta.strides[i]) return false;
+  }
+  return RequiresGrad(impl) == meta.requires_grad;
+}
+
+bool TensorBridge::Flatten(const TensorMeta& meta, FlatTensorMeta* flat) {
+  if (meta.sizes.size() > kInlineDimensions) return false;
+  flat->key_set = meta.key_set;
+  flat->storage_offset = meta.storage_offset;
+  const auto dtype = static_cast<uint16_t>(meta.dtype);
+  const auto device = static_cast<int8_t>(meta.device);
+  char bytes[sizeof(flat->dtype_and_device)];
+  std::memcpy(bytes, &dtype, 2);
+  std::memcpy(bytes + 2, &device, 1);
+  std::memcpy(bytes + 3, &meta.device_index, 1);
+  std::memcpy(&flat->dtype_and_device, bytes, sizeof bytes);
+  flat->flags = static_cast<uint8_t>(meta.flags);
+  flat->requires_grad = meta.requires_grad;
+  flat->dimension = static_cast<uint8_t>(meta.sizes.size());
+  std::copy(meta.sizes.begin(), meta.sizes.end(), flat->sizes);
+  std::copy(meta.strides.begin(), meta.strides.end(), flat->strides);
+  return true;
+}
+
+bool TensorBridge::SameFlat(torch_abi::TensorRef tensor, const FlatTensorMeta& meta) const {
+  const char* impl = Impl(tensor);
+  const char* geometry = impl + sizes_and_strides_;
+  if (Load<uint64_t>(impl, key_set_) != meta.key_set || Load<uint32_t>(impl, dtype_) != meta.dtype_and_device ||
+      (Load<uint8_t>(impl, dtype_ + 5) & kTellingFlags) != meta.flags ||
+      Load<int64_t>(impl, storage_offset_) != meta.storage_offset || Load<size_t>(geometry, 0) != meta.dimension) {
+    return false;
+  }
+  const auto* words = reinterpret_cast<const int64_t*>(geometry + sizeof(size_t));
+  for (size_t i = 0; i < meta.dimension; ++i) {
+    if (words[i] != meta.sizes[i] || words[kInlineDimensions + i] != meta.strides[i]) return false;
   }
   return RequiresGrad(impl) == meta.requires_grad;
 }

@@ -40,6 +40,18 @@ struct TensorMeta {
   cir::TensorType ToType() const;
 };
 
+// The same in two cache lines, for tensors that are compared with every call. Of tensors of at most five dimensions.
+struct FlatTensorMeta {
+  uint64_t key_set = 0;
+  int64_t storage_offset = 0;
+  uint32_t dtype_and_device = 0;  // as they lie in the tensor
+  uint8_t flags = 0;
+  bool requires_grad = false;
+  uint8_t dimension = 0;
+  int64_t sizes[5] = {};
+  int64_t strides[5] = {};
+};
+
 class TensorBridge {
  public:
   // GIL held. torch must have been imported.
@@ -60,6 +72,9 @@ class TensorBridge {
   TensorMeta Read(torch_abi::TensorRef tensor) const;
   // A few nanoseconds; no allocation. One virtual call if the tensor has autograd metadata.
   bool SameMeta(torch_abi::TensorRef tensor, const TensorMeta& meta) const;
+  // False if the tensor has too many dimensions.
+  static bool Flatten(const TensorMeta& meta, FlatTensorMeta* flat);
+  bool SameFlat(torch_abi::TensorRef tensor, const FlatTensorMeta& meta) const;
 
   // Identity of the memory (StorageImpl*), address of the first element, version counter.
   void* Storage(torch_abi::TensorRef tensor) const;
