@@ -52,6 +52,12 @@ class ExpectedValue {
     if (mode_ >= Mode::kReferents) return MatchesParts(now);
     return mode_ != Mode::kPlain || Py_TYPE(now) == type_;
   }
+  // The same for what was read just now from a place that holds a reference to it: such an object is not about to die,
+  // so that its reference count, in a cache line that nothing else needs, is not looked at.
+  bool MatchesHeld(PyObject* now) const {
+    if (mode_ != Mode::kWeak) return Matches(now);
+    return now == pointer_ && reinterpret_cast<PyWeakReference*>(keeper_)->wr_object == pointer_;
+  }
   // The value is owned, or must be absent: nothing else can have its address.
   bool address_suffices() const { return mode_ == Mode::kOwned || mode_ == Mode::kPinned || mode_ == Mode::kAbsent; }
   // Only the place that holds the value proves that it is alive.

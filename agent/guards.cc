@@ -184,8 +184,8 @@ bool GuardSet::DictStillMatches(Check& check) {
     PyObject* value;
     size_t i = 0;
     while (PyDict_Next(dict, &position, &key, &value)) {
-      if (!details.keys[i].Matches(key)) return false;
-      if (!details.values[i].Matches(value)) return false;
+      if (!details.keys[i].MatchesHeld(key)) return false;
+      if (!details.values[i].MatchesHeld(value)) return false;
       ++i;
     }
   } else {
@@ -194,7 +194,7 @@ bool GuardSet::DictStillMatches(Check& check) {
       if (!key) return false;
       PyObject* value = _PyDict_GetItem_KnownHash(dict, key.get(), details.hashes[i]);
       if (value == nullptr) PyErr_Clear();
-      if (!details.values[i].Matches(value)) return false;
+      if (!details.values[i].MatchesHeld(value)) return false;
     }
   }
   check.value = tag;
@@ -223,7 +223,7 @@ bool GuardSet::Passes(Check& check) {
       const Details& details = details_[check.details];
       if (static_cast<size_t>(PyList_GET_SIZE(object)) != details.values.size()) return false;
       for (size_t i = 0; i < details.values.size(); ++i) {
-        if (!details.values[i].Matches(PyList_GET_ITEM(object, i))) return false;
+        if (!details.values[i].MatchesHeld(PyList_GET_ITEM(object, i))) return false;
       }
       return true;
     }
@@ -235,25 +235,25 @@ bool GuardSet::Passes(Check& check) {
       Py_hash_t hash;
       size_t i = 0;
       while (_PySet_NextEntry(object, &position, &key, &hash)) {
-        if (!details.values[i++].Matches(key)) return false;
+        if (!details.values[i++].MatchesHeld(key)) return false;
       }
       return true;
     }
     case StateKind::kFunction: {
       const Details& details = details_[check.details];
       // The closure tuple cannot be replaced; its cells have checks of their own.
-      return details.values[0].Matches(PyFunction_GET_CODE(object)) &&
-             details.values[1].Matches(PyFunction_GET_DEFAULTS(object)) &&
-             details.values[2].Matches(PyFunction_GET_KW_DEFAULTS(object));
+      return details.values[0].MatchesHeld(PyFunction_GET_CODE(object)) &&
+             details.values[1].MatchesHeld(PyFunction_GET_DEFAULTS(object)) &&
+             details.values[2].MatchesHeld(PyFunction_GET_KW_DEFAULTS(object));
     }
     case StateKind::kCell:
-      return details_[check.details].values[0].Matches(PyCell_GET(object));
+      return details_[check.details].values[0].MatchesHeld(PyCell_GET(object));
     case StateKind::kMember:
-      return details_[check.details].values[0].Matches(LoadPointer(object, check.offset));
+      return details_[check.details].values[0].MatchesHeld(LoadPointer(object, check.offset));
     case StateKind::kContextVar: {
       PyObject* value = nullptr;
       if (PyContextVar_Get(object, nullptr, &value) < 0) PyErr_Clear();
-      bool same = details_[check.details].values[0].Matches(value);
+      bool same = details_[check.details].values[0].MatchesHeld(value);
       Py_XDECREF(value);
       return same;
     }
@@ -264,7 +264,7 @@ bool GuardSet::Passes(Check& check) {
         PyErr_Clear();
         return false;
       }
-      bool same = details.values[0].Matches(result);
+      bool same = details.values[0].MatchesHeld(result);
       Py_DECREF(result);
       return same;
     }
