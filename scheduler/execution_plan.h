@@ -41,7 +41,7 @@ struct BuildOptions {
   bool allow_unboxed = true;
   bool fold_constants = true;
   std::vector<uint32_t> left_out_ops;  // somebody else runs them; nothing that stays may need their results
-  bool write_in_place = true;  // let operators write over operands that nobody else looks at
+  bool write_in_place = true;          // let operators write over operands that nobody else looks at
   // Number of the dispatch key that tracks views and versions; factories run without it, as torch's Python functions
   // do (cir::IsUntrackedFactory). Negative: they run with it.
   int32_t view_tracking_key = -1;
@@ -60,7 +60,7 @@ struct PlanStep {
 
 struct PlanCounts {
   uint32_t unboxed = 0, dispatcher = 0, clones = 0, python = 0;  // steps
-  uint32_t linear = 0;  // of the unboxed ones: LinearCall
+  uint32_t linear = 0;                                           // of the unboxed ones: LinearCall
   uint32_t elided = 0;    // operators that hand an argument back, or make something that nobody uses
   uint32_t folded = 0;    // operators whose results are constants
   uint32_t in_place = 0;  // operators that write over their operand, though the program did not ask for it
