@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -65,6 +66,66 @@ def test_exceptions_are_eagers_whatever_fails(enable: Any, point: str) -> None:
                 model(X)
         else:
             assert torch.equal(model(X), X * 2.0)
+
+
+# What counts a failure at each point, and the mode in which a call comes there: a point that no call reaches, or whose
+# failure nobody takes notice of, protects nothing.
+TOLD_BY: dict[str, tuple[str, str, str]] = {
+    "intercept": ("faults", "sync", "always"),
+    "lookup": ("faults", "sync", "always"),
+    "signature": ("faults", "sync", "always"),
+    "trace-begin": ("faults", "sync", "always"),
+    "trace-end": ("faults", "sync", "always"),
+    "capture": ("faults", "sync", "always"),
+    "submit": ("faults", "background", "always"),
+    "plan-build": ("build_failures", "sync", "always"),
+    "publish": ("build_failures", "background", "always"),
+    "match": ("traces", "sync", "always"),
+    "guard": ("guard_failures", "sync", "always"),
+    "collect": ("guard_failures", "sync", "always"),
+    "random-save": ("faults", "sync", "always"),
+    "run": ("replay_errors", "sync", "always"),
+    "rebuild": ("rebuild_failures", "sync", "always"),
+    "compare": ("faults", "sync", "always"),
+    "differ": ("compare_failures", "sync", "always"),
+    "adopt": ("faults", "sync", "measure"),
+    "retire": ("retired", "sync", "measure"),
+    "evict": ("faults", "sync", "always"),
+}
+
+
+def test_every_point_is_told_by_a_counter() -> None:
+    assert set(TOLD_BY) == set(POINTS)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_every_point_is_reached_and_its_failure_counted(enable: Any, point: str) -> None:
+    counter, prepare, adopt = TOLD_BY[point]
+    counts = []
+    for fault in (False, True):
+        fake.disable()
+        fake.reset()
+        enable(prepare=prepare, adopt=adopt, CUVIL_PLANS="1")
+        if adopt == "measure":
+            # Eager is slow enough for every plan to be adopted.
+            use(Script(lambda x: x * 2.0))
+            model = Structured(lambda x: time.sleep(0.0005) or x * 2.0)
+        else:
+            use(Script(lambda x: x + torch.rand(3), is_random=True))
+            model = Structured(lambda x: x + torch.rand(3))
+        # At serving a plan where the failure is about that, from the beginning otherwise.
+        for i in range(200):
+            if fault and i == (4 if point in ("match", "guard", "collect", "run", "rebuild") else 0):
+                fake._fault_inject(point, -1 if point == "retire" else 1)
+            model(torch.ones(3))
+            fake._quiesce()
+        for n in (1, 3, 1):
+            for _ in range(3):
+                model(torch.ones(n))
+                fake._quiesce()
+        counts.append(fake.stats()[counter])
+        fake._fault_inject(point, 0)
+    assert counts[1] > counts[0], counts
 
 
 @pytest.mark.parametrize("point", ["match", "guard", "collect", "run", "rebuild"])
