@@ -145,6 +145,16 @@ def test_a_plan_serves_again_when_the_failure_is_over(enable: Any, point: str) -
     assert len(script.plans) <= 2
 
 
+def test_without_a_background_thread_the_call_at_hand_builds(enable: Any) -> None:
+    enable(prepare="background")
+    use(Script(lambda x: x * 2.0))
+    model = Double()
+    fake._fault_inject("submit", -1)
+    for _ in range(6):
+        assert torch.equal(model(X), X * 2.0)
+    assert fake.stats()["faults"] == 1 and fake.stats()["planned"] > 0
+
+
 def test_faults_are_counted_and_told_once(enable: Any, capfd: pytest.CaptureFixture[str]) -> None:
     enable()
     use(Script(lambda x: x * 2.0))
