@@ -1,6 +1,9 @@
 #include "agent/cuda_state.h"
 
+#include <cstddef>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
@@ -32,6 +35,8 @@ constexpr const char* kGetters[] = {
     "_get_math_sdp_allow_fp16_bf16_reduction",
     "_get_sm_carveout_experimental",
 };
+
+static_assert(std::size(kGetters) <= CudaState::kMaxAnswers);
 
 std::vector<OwnedRef> FindGetters() {
   std::vector<OwnedRef> getters;
@@ -98,15 +103,10 @@ CudaState CudaState::Read() {
   static ProcessLifetime<std::vector<OwnedRef>> getters(FindGetters());
   static uint64_t num_unanswered = 0;
   CudaState state;
-  state.answers_.reserve(getters->size());
-  for (const OwnedRef& getter : *getters) {
-    const OwnedRef answer = OwnedRef::Steal(PyObject_CallNoArgs(getter.get()));
-    if (answer) {
-      state.answers_.push_back(NumberOf(answer.get()));
-    } else {
-      PyErr_Clear();
-      state.answers_.push_back(~++num_unanswered);
-    }
+  for (size_t i = 0; i < getters->size(); ++i) {
+    const OwnedRef answer = OwnedRef::Steal(PyObject_CallNoArgs((*getters)[i].get()));
+    if (!answer) PyErr_Clear();
+    state.answers_[i] = answer ? NumberOf(answer.get()) : ~++num_unanswered;
   }
   return state;
 }

@@ -2,10 +2,8 @@
 
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
-#include <vector>
-
-#include "absl/status/status.h"
 
 namespace cuvil::agent {
 
@@ -28,8 +26,10 @@ class CudaState {
 
   bool operator==(const CudaState&) const = default;
 
+  static constexpr size_t kMaxAnswers = 24;
+
  private:
-  std::vector<uint64_t> answers_;
+  std::array<uint64_t, kMaxAnswers> answers_{};
 };
 
 }  // namespace cuvil::agent

@@ -20,15 +20,12 @@ uint64_t NowNs() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(std::shared_ptr<const ExecutionPlan> body,
-                                                             std::shared_ptr<const ExecutionPlan> tail,
-                                                             absl::Span<const TensorRef> inputs,
+absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::Span<const TensorRef> inputs,
                                                              absl::Span<const TensorRef> captured,
                                                              std::shared_ptr<GraphArena> arena) {
-  if (absl::Status s = CheckCapturable(*body, arena->device()); !s.ok()) return s;
+  if (absl::Status s = CheckCapturable(*parts.body, arena->device()); !s.ok()) return s;
   auto plan = std::unique_ptr<GraphPlan>(new GraphPlan(std::move(arena)));
-  plan->body_ = std::move(body);
-  plan->tail_ = std::move(tail);
+  plan->parts_ = std::move(parts);
   const uint64_t start_ns = NowNs();
   absl::Status status = plan->Capture(inputs, captured);
   if (!status.ok()) return status;
@@ -41,12 +38,12 @@ GraphPlan::~GraphPlan() { arena_->WaitUntilIdle(); }
 
 void* GraphPlan::DataOf(TensorRef tensor) const {
   void* data = nullptr;
-  body_->api().get_data_ptr(tensor.handle(), &data);
+  parts_.body->api().get_data_ptr(tensor.handle(), &data);
   return data;
 }
 
 absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured) {
-  const torch_abi::TorchApi& api = body_->api();
+  const torch_abi::TorchApi& api = parts_.body->api();
   const device::StreamHandle stream = arena_->capture_stream().handle();
   torch_abi::CurrentStreamScope current;
   if (absl::Status s = current.Enter(arena_->streams(), arena_->device().index, stream); !s.ok()) return s;
@@ -63,8 +60,8 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   if (absl::Status s = use.Begin(); !s.ok()) return s;
 
   std::vector<TensorRef> copies;
-  for (const cir::ValueId id : body_->graph().inputs) {
-    const cir::TensorType& type = body_->graph().value(id).type;
+  for (const cir::ValueId id : parts_.body->graph().inputs) {
+    const cir::TensorType& type = parts_.body->graph().value(id).type;
     InputCopy copy;
     void* handle = nullptr;
     const int32_t made = api.empty_strided(static_cast<int64_t>(type.sizes.size()), type.sizes.data(),
@@ -84,7 +81,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   absl::StatusOr<device::StreamCapture> capture =
       device::StreamCapture::Begin(arena_->driver(), arena_->capture_stream());
   if (!capture.ok()) return capture.status();
-  if (absl::Status s = PlanExecutor::Run(*body_, copies, captured, &kept_); !s.ok()) {
+  if (absl::Status s = PlanExecutor::Run(*parts_.body, copies, captured, &kept_); !s.ok()) {
     // Not an error of the model: an operator that may not run while a stream is captured.
     return absl::UnavailableError(absl::StrCat("capture: ", s.message()));
   }
@@ -92,14 +89,6 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   if (!graph.ok()) return graph.status();
   graph_.emplace(*std::move(graph));
   return absl::OkStatus();
-}
-
-bool GraphPlan::Fits(absl::Span<const TensorRef> captured) const {
-  if (captured.size() != captured_data_.size()) return false;
-  for (size_t i = 0; i < captured.size(); ++i) {
-    if (DataOf(captured[i]) != captured_data_[i]) return false;
-  }
-  return true;
 }
 
 absl::Status GraphPlan::CopyInputs(absl::Span<const TensorRef> inputs, device::StreamHandle stream) {
@@ -122,14 +111,16 @@ absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const
   if (device::IsCapturing(arena_->driver(), *stream)) {
     return absl::FailedPreconditionError("the current stream is being captured");
   }
-  std::vector<TensorRef> tail_captured(captured.begin(), captured.end());
+  std::vector<TensorRef> tail_captured;
+  tail_captured.reserve(parts_.tail_captured.size() + kept_.size());
+  for (const uint32_t i : parts_.tail_captured) tail_captured.push_back(captured[i]);
   for (const OwnedTensor& kept : kept_) tail_captured.push_back(kept.ref());
 
   GraphArena::Use use(*arena_, *stream);
   if (absl::Status s = use.Begin(); !s.ok()) return s;
   if (absl::Status s = CopyInputs(inputs, *stream); !s.ok()) return s;
   if (absl::Status s = graph_->Launch(*stream); !s.ok()) return s;
-  return PlanExecutor::Run(*tail_, inputs, tail_captured, outputs);
+  return PlanExecutor::Run(*parts_.tail, inputs, tail_captured, outputs);
 }
 
 }  // namespace cuvil::scheduler

@@ -32,16 +32,20 @@ namespace cuvil::scheduler {
 
 class GraphPlan {
  public:
-  // Captures `body` for these tensors. Runs nothing on the device but what is queued for the copies' memory.
-  static absl::StatusOr<std::unique_ptr<GraphPlan>> Create(std::shared_ptr<const ExecutionPlan> body,
-                                                           std::shared_ptr<const ExecutionPlan> tail,
-                                                           absl::Span<const torch_abi::TensorRef> inputs,
+  // The two parts of a program (SplitForGraph).
+  struct Parts {
+    std::shared_ptr<const ExecutionPlan> body, tail;
+    std::vector<uint32_t> tail_captured;
+  };
+
+  // Captures the body for these tensors.
+  static absl::StatusOr<std::unique_ptr<GraphPlan>> Create(Parts parts, absl::Span<const torch_abi::TensorRef> inputs,
                                                            absl::Span<const torch_abi::TensorRef> captured,
                                                            std::shared_ptr<GraphArena> arena);
   ~GraphPlan();
 
-  // True iff the weights are where they were at the capture.
-  bool Fits(absl::Span<const torch_abi::TensorRef> captured) const;
+  // Where the weights were at the capture: the graph is good for these addresses only.
+  absl::Span<const void* const> captured_data() const { return captured_data_; }
 
   absl::Status Run(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
                    std::vector<torch_abi::OwnedTensor>* outputs);
@@ -49,7 +53,7 @@ class GraphPlan {
   // What the graph leaves for the tail, in the order of the body's outputs.
   absl::Span<const torch_abi::OwnedTensor> kept() const { return kept_; }
   torch_abi::TensorRef input_copy(size_t i) const { return inputs_[i].tensor.ref(); }
-  const ExecutionPlan& body() const { return *body_; }
+  const ExecutionPlan& body() const { return *parts_.body; }
 
   const device::GraphNodeCounts& node_counts() const { return graph_->counts(); }
   uint64_t capture_ns() const { return capture_ns_; }
@@ -68,9 +72,9 @@ class GraphPlan {
   void* DataOf(torch_abi::TensorRef tensor) const;
 
   const std::shared_ptr<GraphArena> arena_;
-  std::shared_ptr<const ExecutionPlan> body_, tail_;
+  Parts parts_;
   std::vector<InputCopy> inputs_;
-  std::vector<void*> captured_data_;
+  std::vector<const void*> captured_data_;
   std::vector<torch_abi::OwnedTensor> kept_;  // what the tail reads
   std::optional<device::ExecutableGraph> graph_;
   uint64_t capture_ns_ = 0;

@@ -114,6 +114,7 @@ class Splitter {
         }
       }
       if (value.origin == Origin::kResult) raw_.insert(id);
+      if (value.origin == Origin::kCaptured) needed_.insert(id);
     }
     for (const Result& result : op.results) {
       for (const ValueId id : result.values) {
@@ -167,8 +168,11 @@ class Splitter {
     for (const ValueId id : graph_.inputs) {
       renamed[id] = builder.AddInput(graph_.value(id).type, storage_of(graph_.value(id).storage));
     }
-    for (const ValueId id : graph_.captured) {
+    for (uint32_t i = 0; i < graph_.captured.size(); ++i) {
+      const ValueId id = graph_.captured[i];
+      if (!needed_.contains(id)) continue;
       renamed[id] = builder.AddCaptured(graph_.value(id).type, storage_of(graph_.value(id).storage));
+      split.tail_captured.push_back(i);
     }
     std::vector<std::pair<ValueId, ValueId>> copies;  // of the program, as captured by the tail
     for (const auto& [storage, id] : kept_by_storage_) {

@@ -24,9 +24,10 @@ namespace cuvil::scheduler {
 
 struct GraphSplit {
   cir::Graph body;  // as the program; its outputs are what the tail reads
-  // As the program; captured tensors are followed by the body's outputs.
+  // Inputs as the program; captured are first those of the program's that it needs, then the body's outputs.
   cir::Graph tail;
-  std::vector<uint32_t> left_out_ops;  // of the program, that the body leaves to the tail
+  std::vector<uint32_t> tail_captured;  // positions in the program's captured tensors
+  std::vector<uint32_t> left_out_ops;   // of the program, that the body leaves to the tail
 };
 
 // `hidden_views`: values that their operators make as views of memory of their own.

@@ -33,6 +33,14 @@ absl::StatusOr<std::shared_ptr<GraphArena>> ArenaOf(PyObject* module, cir::Devic
   return arena;
 }
 
+bool AreAt(absl::Span<const torch_abi::TensorRef> tensors, absl::Span<const void* const> data) {
+  if (tensors.size() != data.size()) return false;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (Bridge().Data(tensors[i]) != data[i]) return false;
+  }
+  return true;
+}
+
 // Outputs of the body that are views of memory which no operator of the program shows. GIL held.
 std::set<cir::ValueId> HiddenViews(const GraphPlan& plan) {
   const ErrorScope errors;
@@ -106,8 +114,7 @@ absl::Status GraphRunner::Divide(const std::set<cir::ValueId>& hidden_views) {
   auto tail = scheduler::ExecutionPlan::Build(std::move(split->tail), api_, std::move(tail_options));
   if (!tail.ok()) return tail.status();
   if (absl::Status s = scheduler::CheckCapturable(**body, device_); !s.ok()) return s;
-  body_ = *std::move(body);
-  tail_ = *std::move(tail);
+  parts_ = {*std::move(body), *std::move(tail), std::move(split->tail_captured)};
   return absl::OkStatus();
 }
 
@@ -119,7 +126,7 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureAnew(PyObject* mo
   const auto create = [&]() -> absl::StatusOr<std::shared_ptr<GraphPlan>> {
     AssertGilHeld();
     const GilRelease no_gil;
-    absl::StatusOr<std::unique_ptr<GraphPlan>> plan = GraphPlan::Create(body_, tail_, inputs, captured, *arena);
+    absl::StatusOr<std::unique_ptr<GraphPlan>> plan = GraphPlan::Create(parts_, inputs, captured, *arena);
     if (!plan.ok()) return plan.status();
     return std::shared_ptr<GraphPlan>(*std::move(plan));
   };
@@ -141,7 +148,7 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
   {
     const absl::MutexLock lock(&mutex_);
     if (gave_up_) return false;
-    if (graph_ != nullptr && state_ == state && graph_->Fits(captured)) {
+    if (graph_ != nullptr && state_ == state && AreAt(captured, graph_->captured_data())) {
       graph = graph_;
     } else {
       if (capturing_) return false;

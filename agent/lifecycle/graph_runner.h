@@ -62,7 +62,7 @@ class GraphRunner {
   const std::shared_ptr<Capture> capture_;
   const cir::Device device_;
   std::shared_ptr<const torch_abi::TorchApi> api_;
-  std::shared_ptr<const scheduler::ExecutionPlan> body_, tail_;  // after Build: of the thread that captures
+  scheduler::GraphPlan::Parts parts_;  // after Build: of the thread that captures
 
   mutable absl::Mutex mutex_;  // nothing is called under it
   std::shared_ptr<scheduler::GraphPlan> graph_ ABSL_GUARDED_BY(mutex_);

@@ -48,6 +48,7 @@ TEST(GraphSplitTest, OutputsAreCopiedOnceAndViewedAnew) {
   EXPECT_EQ(split->tail.value(split->tail.outputs[2]).storage, split->tail.value(split->tail.inputs[0]).storage);
   EXPECT_EQ(split->tail.outputs[3], split->tail.inputs[0]);
   EXPECT_EQ(split->tail.outputs[4], split->tail.captured[0]);
+  EXPECT_EQ(split->tail_captured, (std::vector<uint32_t>{0}));
 }
 
 TEST(GraphSplitTest, AHiddenViewIsMadeByItsOperatorInTheTail) {
@@ -60,6 +61,7 @@ TEST(GraphSplitTest, AHiddenViewIsMadeByItsOperatorInTheTail) {
   EXPECT_EQ(split->left_out_ops, (std::vector<uint32_t>{1}));
   ASSERT_EQ(split->tail.ops.size(), 1u);
   EXPECT_EQ(split->tail.ops[0].name, "aten::linear");
+  EXPECT_EQ(split->tail_captured, (std::vector<uint32_t>{0}));
   // What the body uses as well stays there too.
   const auto used = SplitForGraph(
       Parse(program + "#2 aten::neg(Tensor %3) -> (%4 : float32[2,3]{3,1} cuda:0 @4) source 0\nreturn %3, %4\n"),
@@ -72,7 +74,9 @@ TEST(GraphSplitTest, AHiddenViewIsMadeByItsOperatorInTheTail) {
 }
 
 TEST(GraphSplitTest, SaysWhatCannotBe) {
-  EXPECT_EQ(Why(std::string(kMatmul) + "return %2\n"), "");
+  const auto split = SplitForGraph(Parse(std::string(kMatmul) + "return %2\n"), {});
+  ASSERT_TRUE(split.ok()) << split.status();
+  EXPECT_TRUE(split->tail_captured.empty());  // the weight is the body's alone
   EXPECT_THAT(Why("#0 aten::expand(Tensor %0, SymInt[] ints[2, 3], bool false) -> (%2 : float32[2,3]{3,0} cuda:0 @2) "
                   "source 0\nreturn %2\n"),
               HasSubstr("gaps or overlaps"));
