@@ -7,6 +7,25 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
+// What arenas of one device share for as long as the process lives.
+struct DeviceShare {
+  StreamShelf shelf;
+  absl::Mutex mutex;
+  bool tried ABSL_GUARDED_BY(mutex) = false;
+  std::unique_ptr<const device::FillKernel> fill_kernel ABSL_GUARDED_BY(mutex);
+
+  // Null if the driver cannot: memset nodes then stay, which is only slower.
+  const device::FillKernel* FillKernel(const device::DriverApi& driver) {
+    const absl::MutexLock lock(&mutex);
+    if (!tried) {
+      tried = true;
+      absl::StatusOr<device::FillKernel> kernel = device::FillKernel::Load(driver);
+      if (kernel.ok()) fill_kernel = std::make_unique<const device::FillKernel>(*std::move(kernel));
+    }
+    return fill_kernel.get();
+  }
+};
+
 struct Process {
   device::DriverApi driver;
   torch_abi::CudaStreams streams;
@@ -47,16 +66,19 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::CreateForProcess(cir::De
                                                                          std::unique_ptr<DeviceAllocator> allocator) {
   // Never freed: graphs may live as long as the process.
   static const absl::StatusOr<Process>* const process = new absl::StatusOr<Process>(LoadProcess());
-  static StreamShelf* const shelves = new StreamShelf[kMaxDevices];
+  static DeviceShare* const shares = new DeviceShare[kMaxDevices];
   if (!process->ok()) return process->status();
   if (device.index < 0 || device.index >= kMaxDevices) return absl::UnavailableError("a device of unknown number");
-  return Create((*process)->driver, (*process)->streams, device, shelves[device.index], std::move(allocator));
+  DeviceShare& share = shares[device.index];
+  return Create((*process)->driver, (*process)->streams, device, share.shelf, std::move(allocator),
+                share.FillKernel((*process)->driver));
 }
 
 absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::DriverApi& driver,
                                                                const torch_abi::CudaStreams& streams,
                                                                cir::Device device, StreamShelf& shelf,
-                                                               std::unique_ptr<DeviceAllocator> allocator) {
+                                                               std::unique_ptr<DeviceAllocator> allocator,
+                                                               const device::FillKernel* fill_kernel) {
   if (!driver.HasGraphs()) return absl::UnavailableError("the CUDA driver has no graphs; update it");
   absl::StatusOr<std::unique_ptr<AllocationPool>> pool = allocator->MakePool();
   if (!pool.ok()) return pool.status();
@@ -65,7 +87,8 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::Dri
   absl::StatusOr<device::Event> done = device::Event::Create(driver);
   if (!done.ok()) return done.status();
   return std::shared_ptr<GraphArena>(new GraphArena(driver, streams, device, shelf, std::move(allocator),
-                                                    *std::move(pool), *std::move(stream), *std::move(done)));
+                                                    *std::move(pool), *std::move(stream), *std::move(done),
+                                                    fill_kernel));
 }
 
 GraphArena::~GraphArena() {

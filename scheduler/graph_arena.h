@@ -19,6 +19,7 @@
 #include "jit/cir/tensor_type.h"
 #include "memory/device/cuda_graph.h"
 #include "memory/device/driver_api.h"
+#include "memory/device/fill_kernel.h"
 #include "scheduler/torch/cuda_streams.h"
 
 namespace cuvil::scheduler {
@@ -87,11 +88,12 @@ class GraphArena {
   // On the driver and the torch of this process, which are found at first use.
   static absl::StatusOr<std::shared_ptr<GraphArena>> CreateForProcess(cir::Device device,
                                                                       std::unique_ptr<DeviceAllocator> allocator);
-  // `driver`, `streams` and `shelf` are borrowed for good.
+  // `driver`, `streams`, `shelf` and `fill_kernel` are borrowed for good; `fill_kernel` may be null.
   static absl::StatusOr<std::shared_ptr<GraphArena>> Create(const device::DriverApi& driver,
                                                             const torch_abi::CudaStreams& streams, cir::Device device,
                                                             StreamShelf& shelf,
-                                                            std::unique_ptr<DeviceAllocator> allocator);
+                                                            std::unique_ptr<DeviceAllocator> allocator,
+                                                            const device::FillKernel* fill_kernel);
   // Waits for the last work.
   ~GraphArena();
 
@@ -102,6 +104,7 @@ class GraphArena {
   AllocationPool& pool() { return *pool_; }
   DeviceAllocator& allocator() { return *allocator_; }
   cir::Device device() const { return device_; }
+  const device::FillKernel* fill_kernel() const { return fill_kernel_; }
 
   // One use on one stream, ordered behind all that came before.
   class Use {
@@ -127,7 +130,7 @@ class GraphArena {
  private:
   GraphArena(const device::DriverApi& driver, const torch_abi::CudaStreams& streams, cir::Device device,
              StreamShelf& shelf, std::unique_ptr<DeviceAllocator> allocator, std::unique_ptr<AllocationPool> pool,
-             CaptureStream stream, device::Event done)
+             CaptureStream stream, device::Event done, const device::FillKernel* fill_kernel)
       : driver_(driver),
         streams_(streams),
         device_(device),
@@ -135,7 +138,8 @@ class GraphArena {
         allocator_(std::move(allocator)),
         pool_(std::move(pool)),
         capture_stream_(std::move(stream)),
-        done_(std::move(done)) {}
+        done_(std::move(done)),
+        fill_kernel_(fill_kernel) {}
 
   const device::DriverApi& driver_;
   const torch_abi::CudaStreams& streams_;
@@ -145,6 +149,7 @@ class GraphArena {
   const std::unique_ptr<AllocationPool> pool_;
   CaptureStream capture_stream_;
   const device::Event done_;
+  const device::FillKernel* const fill_kernel_;
 
   absl::Mutex mutex_;
   device::StreamHandle last_stream_ ABSL_GUARDED_BY(mutex_) = nullptr;

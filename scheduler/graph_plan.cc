@@ -85,7 +85,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
     // Not an error of the model: an operator that may not run while a stream is captured.
     return absl::UnavailableError(absl::StrCat("capture: ", s.message()));
   }
-  absl::StatusOr<device::ExecutableGraph> graph = capture->Finish();
+  absl::StatusOr<device::ExecutableGraph> graph = capture->Finish(arena_->fill_kernel());
   if (!graph.ok()) return graph.status();
   graph_.emplace(*std::move(graph));
   return absl::OkStatus();

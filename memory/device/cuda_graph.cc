@@ -89,7 +89,7 @@ StreamCapture::~StreamCapture() {
   if (api_->cuStreamEndCapture(stream_, &graph) == 0 && graph != nullptr) api_->cuGraphDestroy(graph);
 }
 
-absl::StatusOr<ExecutableGraph> StreamCapture::Finish() {
+absl::StatusOr<ExecutableGraph> StreamCapture::Finish(const FillKernel* fill_kernel) {
   void* graph = nullptr;
   const int ended = api_->cuStreamEndCapture(std::exchange(stream_, nullptr), &graph);
   if (auto s = api_->ToStatus("cuStreamEndCapture", ended); !s.ok()) return s;
@@ -100,6 +100,9 @@ absl::StatusOr<ExecutableGraph> StreamCapture::Finish() {
     ~Destroy() { api->cuGraphDestroy(graph); }
   };
   const Destroy destroy{api_, graph};  // the executable graph is a copy
+  if (fill_kernel != nullptr) {
+    if (auto replaced = fill_kernel->ReplaceMemsets(graph); !replaced.ok()) return replaced.status();
+  }
   auto counts = CountNodes(*api_, graph);
   if (!counts.ok()) return counts.status();
   void* executable = nullptr;

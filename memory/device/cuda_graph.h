@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "memory/device/driver_api.h"
+#include "memory/device/fill_kernel.h"
 
 namespace cuvil::device {
 
@@ -100,7 +101,8 @@ class StreamCapture {
   // Gives the capture up.
   ~StreamCapture();
 
-  absl::StatusOr<ExecutableGraph> Finish();
+  // `fill_kernel` replaces memset nodes; may be null, and must outlive the graph otherwise.
+  absl::StatusOr<ExecutableGraph> Finish(const FillKernel* fill_kernel = nullptr);
 
  private:
   StreamCapture(const DriverApi* api, StreamHandle stream) : api_(api), stream_(stream) {}

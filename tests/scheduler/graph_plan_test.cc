@@ -80,7 +80,7 @@ class GraphPlanTest : public ::testing::Test {
 
   absl::StatusOr<std::shared_ptr<GraphArena>> MakeArena() {
     return GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, -1}, shelf_,
-                              std::make_unique<LoggingAllocator>(&pool_fails_));
+                              std::make_unique<LoggingAllocator>(&pool_fails_), nullptr);
   }
 
   OwnedTensor Floats(const std::vector<float>& values) {

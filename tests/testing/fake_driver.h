@@ -25,7 +25,26 @@ struct FakeDriver {
   std::vector<int> node_types = {0, 0, 2};
   int capture_status = 0;
   std::function<void()> on_launch;
-  int num_live = 0;  // streams, events, graphs, executables
+  int num_live = 0;  // streams, events, graphs, executables, modules
+
+  // As cuda.h has them.
+  struct MemsetParams {
+    uint64_t to;
+    size_t pitch_bytes;
+    unsigned value, element_bytes;
+    size_t width, height;
+  };
+  struct KernelParams {
+    void* function;
+    unsigned grid[3], block[3], shared_bytes;
+    void** arguments;
+  };
+  MemsetParams memset{};
+  // Of the last kernel node that was added.
+  std::string kernel_name;
+  unsigned kernel_blocks = 0;
+  uint64_t kernel_to = 0, kernel_count = 0;
+  uint32_t kernel_value = 0;
 
   int Note(const char* name, const std::string& detail = "") {
     log.push_back(detail.empty() ? name : std::string(name) + " " + detail);
@@ -100,10 +119,51 @@ struct FakeDriver {
     };
     api.cuGraphExecDestroy = [](void*) { return Destroy("cuGraphExecDestroy"); };
     api.cuGraphDestroy = [](void*) { return Destroy("cuGraphDestroy"); };
+    api.cuModuleLoadData = [](void** module, const void*) { return Make("cuModuleLoadData", module); };
+    api.cuModuleUnload = [](void*) { return Destroy("cuModuleUnload"); };
+    api.cuModuleGetFunction = [](void** function, void*, const char* name) {
+      *function = const_cast<char*>(name);
+      return current->Note("cuModuleGetFunction", name);
+    };
+    api.cuGraphMemsetNodeGetParams = [](void*, void* params) {
+      *static_cast<MemsetParams*>(params) = current->memset;
+      return current->failing == "cuGraphMemsetNodeGetParams" ? current->error : 0;
+    };
+    // The first node comes before every memset node, the second behind it.
+    api.cuGraphNodeGetDependencies = [](void*, void** nodes, size_t* count) {
+      *count = 1;
+      if (nodes != nullptr) nodes[0] = &current->node_types[0];
+      return 0;
+    };
+    api.cuGraphNodeGetDependentNodes = [](void*, void** nodes, size_t* count) {
+      *count = 1;
+      if (nodes != nullptr) nodes[0] = &current->node_types[1];
+      return 0;
+    };
+    api.cuGraphAddKernelNode_v2 = [](void** node, void*, void* const* dependencies, size_t count, const void* params) {
+      const auto& kernel = *static_cast<const KernelParams*>(params);
+      current->kernel_name = static_cast<const char*>(kernel.function);
+      current->kernel_blocks = kernel.grid[0];
+      current->kernel_to = *static_cast<uint64_t*>(kernel.arguments[0]);
+      current->kernel_count = *static_cast<uint64_t*>(kernel.arguments[1]);
+      current->kernel_value = *static_cast<uint32_t*>(kernel.arguments[2]);
+      *node = &current->added_node;
+      return current->Note("cuGraphAddKernelNode",
+                           count == 1 && dependencies[0] == &current->node_types[0] ? "behind the first" : "?");
+    };
+    api.cuGraphAddDependencies = [](void*, void* const* from, void* const* to, size_t count) {
+      const bool right = count == 1 && from[0] == &current->added_node && to[0] == &current->node_types[1];
+      return current->Note("cuGraphAddDependencies", right ? "before the second" : "?");
+    };
+    api.cuGraphDestroyNode = [](void* node) {
+      *static_cast<int*>(node) = 0;
+      return current->Note("cuGraphDestroyNode");
+    };
     return api;
   }
 
  private:
+  int added_node = 0;
   static inline FakeDriver* current = nullptr;
   uintptr_t next_handle = 1000;
 };

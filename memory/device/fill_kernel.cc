@@ -1,0 +1,191 @@
+#include "memory/device/fill_kernel.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace cuvil::device {
+namespace {
+
+// Each thread strides over the memory; %rd1 is the next element, %rd2 how many there are.
+// PTX 6.0 runs on everything from Maxwell on and needs no particular driver.
+constexpr char kPtx[] = R"(.version 6.0
+.target sm_50
+.address_size 64
+
+.visible .entry cuvil_fill_words(.param .u64 to, .param .u64 count, .param .u32 value)
+{
+  .reg .pred %p;
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<7>;
+  ld.param.u64 %rd0, [to];
+  ld.param.u64 %rd2, [count];
+  ld.param.u32 %r0, [value];
+  cvta.to.global.u64 %rd0, %rd0;
+  mov.u32 %r1, %ctaid.x;
+  mov.u32 %r2, %ntid.x;
+  mov.u32 %r3, %tid.x;
+  mov.u32 %r4, %nctaid.x;
+  mul.wide.u32 %rd1, %r1, %r2;
+  cvt.u64.u32 %rd3, %r3;
+  add.u64 %rd1, %rd1, %rd3;
+  mul.wide.u32 %rd4, %r4, %r2;
+NEXT:
+  setp.ge.u64 %p, %rd1, %rd2;
+  @%p bra DONE;
+  shl.b64 %rd5, %rd1, 2;
+  add.u64 %rd6, %rd0, %rd5;
+  st.global.u32 [%rd6], %r0;
+  add.u64 %rd1, %rd1, %rd4;
+  bra NEXT;
+DONE:
+  ret;
+}
+
+.visible .entry cuvil_fill_bytes(.param .u64 to, .param .u64 count, .param .u32 value)
+{
+  .reg .pred %p;
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<7>;
+  ld.param.u64 %rd0, [to];
+  ld.param.u64 %rd2, [count];
+  ld.param.u32 %r0, [value];
+  cvta.to.global.u64 %rd0, %rd0;
+  mov.u32 %r1, %ctaid.x;
+  mov.u32 %r2, %ntid.x;
+  mov.u32 %r3, %tid.x;
+  mov.u32 %r4, %nctaid.x;
+  mul.wide.u32 %rd1, %r1, %r2;
+  cvt.u64.u32 %rd3, %r3;
+  add.u64 %rd1, %rd1, %rd3;
+  mul.wide.u32 %rd4, %r4, %r2;
+NEXT:
+  setp.ge.u64 %p, %rd1, %rd2;
+  @%p bra DONE;
+  add.u64 %rd6, %rd0, %rd1;
+  st.global.u8 [%rd6], %r0;
+  add.u64 %rd1, %rd1, %rd4;
+  bra NEXT;
+DONE:
+  ret;
+}
+)";
+
+constexpr int kMemsetNode = 2;
+constexpr unsigned kThreads = 256;
+constexpr uint64_t kMaxBlocks = 1024;
+
+// cuda.h: CUDA_MEMSET_NODE_PARAMS and CUDA_KERNEL_NODE_PARAMS_v2.
+struct MemsetParams {
+  uint64_t to;
+  size_t pitch_bytes;
+  unsigned value;
+  unsigned element_bytes;
+  size_t width;  // in elements
+  size_t height;
+};
+struct KernelParams {
+  void* function;
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  void** arguments;
+  void** extra;
+  void* kernel;
+  void* context;
+};
+
+// The node's neighbours, by one of the driver's two functions for that.
+absl::StatusOr<std::vector<void*>> Neighbours(const DriverApi& api, const char* name,
+                                              int (*function)(void*, void**, size_t*), void* node) {
+  size_t count = 0;
+  if (auto s = api.ToStatus(name, function(node, nullptr, &count)); !s.ok()) return s;
+  std::vector<void*> nodes(count);
+  if (count != 0) {
+    if (auto s = api.ToStatus(name, function(node, nodes.data(), &count)); !s.ok()) return s;
+  }
+  return nodes;
+}
+
+}  // namespace
+
+absl::StatusOr<FillKernel> FillKernel::Load(const DriverApi& api) {
+  if (api.cuModuleLoadData == nullptr || api.cuModuleUnload == nullptr || api.cuModuleGetFunction == nullptr ||
+      api.cuGraphMemsetNodeGetParams == nullptr || api.cuGraphNodeGetDependencies == nullptr ||
+      api.cuGraphNodeGetDependentNodes == nullptr || api.cuGraphAddKernelNode_v2 == nullptr ||
+      api.cuGraphAddDependencies == nullptr || api.cuGraphDestroyNode == nullptr) {
+    return absl::UnavailableError("the CUDA driver cannot change graphs");
+  }
+  void* module = nullptr;
+  if (auto s = api.ToStatus("cuModuleLoadData", api.cuModuleLoadData(&module, kPtx)); !s.ok()) return s;
+  FillKernel kernel(&api, module);
+  int found = api.cuModuleGetFunction(&kernel.fill_words_, module, "cuvil_fill_words");
+  if (found == 0) found = api.cuModuleGetFunction(&kernel.fill_bytes_, module, "cuvil_fill_bytes");
+  if (auto s = api.ToStatus("cuModuleGetFunction", found); !s.ok()) return s;
+  return kernel;
+}
+
+FillKernel::~FillKernel() {
+  if (module_ != nullptr) api_->cuModuleUnload(module_);
+}
+
+absl::StatusOr<uint32_t> FillKernel::ReplaceMemsets(void* graph) const {
+  size_t count = 0;
+  if (auto s = api_->ToStatus("cuGraphGetNodes", api_->cuGraphGetNodes(graph, nullptr, &count)); !s.ok()) return s;
+  std::vector<void*> nodes(count);
+  if (count == 0) return 0;
+  if (auto s = api_->ToStatus("cuGraphGetNodes", api_->cuGraphGetNodes(graph, nodes.data(), &count)); !s.ok()) return s;
+  uint32_t replaced = 0;
+  for (void* node : nodes) {
+    int type = -1;
+    if (auto s = api_->ToStatus("cuGraphNodeGetType", api_->cuGraphNodeGetType(node, &type)); !s.ok()) return s;
+    if (type != kMemsetNode) continue;
+    absl::StatusOr<bool> done = Replace(graph, node);
+    if (!done.ok()) return done.status();
+    replaced += *done ? 1 : 0;
+  }
+  return replaced;
+}
+
+absl::StatusOr<bool> FillKernel::Replace(void* graph, void* node) const {
+  MemsetParams memset{};
+  const int read = api_->cuGraphMemsetNodeGetParams(node, &memset);
+  if (auto s = api_->ToStatus("cuGraphMemsetNodeGetParams", read); !s.ok()) return s;
+  const uint64_t row_bytes = uint64_t{memset.width} * memset.element_bytes;
+  if (memset.height > 1 && memset.pitch_bytes != row_bytes) return false;
+  const uint64_t size_bytes = row_bytes * std::max<size_t>(memset.height, 1);
+  // The pattern as one word; of four-byte elements it is the value, smaller ones repeat.
+  uint32_t word = memset.value;
+  if (memset.element_bytes == 1) word = (word & 0xff) * 0x01010101u;
+  if (memset.element_bytes == 2) word = (word & 0xffff) * 0x00010001u;
+  const bool by_words = memset.to % 4 == 0 && size_bytes % 4 == 0;
+  // Bytes can stand for two- and four-byte elements only if all their bytes are equal.
+  if (!by_words && word != (word & 0xff) * 0x01010101u) return false;
+
+  uint64_t to = memset.to;
+  uint64_t count = by_words ? size_bytes / 4 : size_bytes;
+  void* arguments[] = {&to, &count, &word};
+  KernelParams kernel{};
+  kernel.function = by_words ? fill_words_ : fill_bytes_;
+  kernel.grid_x = static_cast<unsigned>(std::clamp<uint64_t>((count + kThreads - 1) / kThreads, 1, kMaxBlocks));
+  kernel.grid_y = kernel.grid_z = 1;
+  kernel.block_x = kThreads;
+  kernel.block_y = kernel.block_z = 1;
+  kernel.arguments = arguments;
+
+  auto before = Neighbours(*api_, "cuGraphNodeGetDependencies", api_->cuGraphNodeGetDependencies, node);
+  if (!before.ok()) return before.status();
+  auto after = Neighbours(*api_, "cuGraphNodeGetDependentNodes", api_->cuGraphNodeGetDependentNodes, node);
+  if (!after.ok()) return after.status();
+  void* added = nullptr;
+  const int add = api_->cuGraphAddKernelNode_v2(&added, graph, before->data(), before->size(), &kernel);
+  if (auto s = api_->ToStatus("cuGraphAddKernelNode", add); !s.ok()) return s;
+  if (!after->empty()) {
+    const std::vector<void*> from(after->size(), added);
+    const int ordered = api_->cuGraphAddDependencies(graph, from.data(), after->data(), after->size());
+    if (auto s = api_->ToStatus("cuGraphAddDependencies", ordered); !s.ok()) return s;
+  }
+  if (auto s = api_->ToStatus("cuGraphDestroyNode", api_->cuGraphDestroyNode(node)); !s.ok()) return s;
+  return true;
+}
+
+}  // namespace cuvil::device
