@@ -239,7 +239,7 @@ inline constexpr int kDictTagShift = 0;
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 // Moves whenever a key is added, removed or bound to another object; unique among all dicts of the process.
-// Not noticed: see docs/design/0003-interception.md and the guards' record.
+// Not noticed: see docs/design/0008-guards.md.
 inline uint64_t DictTag(const PyDictObject* dict) noexcept { return dict->ma_version_tag >> kDictTagShift; }
 inline constexpr int16_t kDictTagOffset = offsetof(PyDictObject, ma_version_tag);
 #pragma GCC diagnostic pop
