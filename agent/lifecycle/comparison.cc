@@ -75,6 +75,13 @@ class Comparer {
   bool SameSequence(PyObject* eager, PyObject* planned, PyObject* rerun, const std::string& path, int depth);
   bool SameDict(PyObject* eager, PyObject* planned, PyObject* rerun, const std::string& path, int depth);
   // What a subclass, or an object of a user class, keeps beside its C part.
+  bool IsPythonClass(PyTypeObject* type) const { return type->tp_dealloc == python_class_dealloc_; }
+  // The nearest class written in C: what instances hold beside attributes and slots is laid out by it.
+  PyTypeObject* CBase(PyTypeObject* type) const {
+    while (IsPythonClass(type) && type->tp_base != nullptr) type = type->tp_base;
+    return type;
+  }
+  bool SameByType(PyTypeObject* base, PyObject* eager, PyObject* planned, const std::string& path);
   bool SameSlots(PyObject* eager, PyObject* planned, const std::string& path, int depth);
   bool SameInstanceDict(PyObject* eager, PyObject* planned, const std::string& path, int depth);
   // Bytes of the tensor's values as a flat uint8 tensor.
@@ -86,6 +93,7 @@ class Comparer {
 
   PyObject* torch_;
   Comparison::Values values_;
+  destructor python_class_dealloc_ = nullptr;  // classes made by Python share it
   OwnedRef tensor_type_, parameter_type_, uint8_, float64_, strided_;
   std::unordered_set<void*> old_storages_;  // of tensors that existed before the call
   std::unordered_map<void*, void*> eager_to_planned_, planned_to_eager_;
@@ -98,6 +106,9 @@ bool Comparer::Prepare(const CallArgs& call) {
   const OwnedRef nn = Attribute(torch_, "nn");
   if (!nn) return false;
   parameter_type_ = Attribute(nn.get(), "Parameter");
+  const OwnedRef module = Attribute(nn.get(), "Module");
+  if (!module || !PyType_Check(module.get())) return false;
+  python_class_dealloc_ = reinterpret_cast<PyTypeObject*>(module.get())->tp_dealloc;
   uint8_ = Attribute(torch_, "uint8");
   float64_ = Attribute(torch_, "float64");
   strided_ = Attribute(torch_, "strided");
@@ -188,17 +199,24 @@ bool Comparer::Equal(PyObject* eager, PyObject* planned, PyObject* rerun, const 
     same = SameSequence(eager, planned, rerun, path, depth);
   } else if (PyDict_Check(eager)) {
     same = SameDict(eager, planned, rerun, path, depth);
-  } else if (_PyObject_GetDictPtr(eager) != nullptr) {
-    return SameInstanceDict(eager, planned, path, depth);
-  } else if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) {
-    // Builtin and C types without attributes of their own: torch.device, torch.Size, enumerations of C libraries.
-    const int equal = PyObject_RichCompareBool(eager, planned, Py_EQ);
-    if (equal < 0) return false;
-    return equal == 1 || Differ(path, absl::StrCat(Repr(planned), " instead of ", Repr(eager)));
+  } else if (PyTypeObject* base = CBase(type); base != &PyBaseObject_Type) {
+    same = SameByType(base, eager, planned, path);
   } else {
-    return SameSlots(eager, planned, path, depth);
+    same = true;
   }
-  return same && SameInstanceDict(eager, planned, path, depth);
+  return same && SameSlots(eager, planned, path, depth) && SameInstanceDict(eager, planned, path, depth);
+}
+
+bool Comparer::SameByType(PyTypeObject* base, PyObject* eager, PyObject* planned, const std::string& path) {
+  // torch.device, enumerations of C libraries, deques, and Python classes derived from such: what they hold is only
+  // known to their type.
+  const OwnedRef equal = base->tp_richcompare == nullptr ? OwnedRef::New(Py_NotImplemented)
+                                                         : OwnedRef::Steal(base->tp_richcompare(eager, planned, Py_EQ));
+  if (!equal) return false;
+  if (equal.get() == Py_NotImplemented) return Differ(path, absl::StrCat("a ", base->tp_name, " cannot be compared"));
+  const int truth = PyObject_IsTrue(equal.get());
+  if (truth < 0) return false;
+  return truth == 1 || Differ(path, absl::StrCat(Repr(planned), " instead of ", Repr(eager)));
 }
 
 bool Comparer::SameSequence(PyObject* eager, PyObject* planned, PyObject* rerun, const std::string& path, int depth) {
@@ -238,7 +256,9 @@ bool Comparer::SameSlots(PyObject* eager, PyObject* planned, const std::string& 
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); ++i) {
     PyObject *name, *descriptor;
     Py_ssize_t position = 0;
-    PyObject* names = TypeNamespace(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i)));
+    auto* type = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i));
+    if (!IsPythonClass(type)) continue;
+    PyObject* names = TypeNamespace(type);
     while (PyDict_Next(names, &position, &name, &descriptor)) {
       if (Py_TYPE(descriptor) != &PyMemberDescr_Type) continue;
       const OwnedRef a = OwnedRef::Steal(PyObject_GetAttr(eager, name));

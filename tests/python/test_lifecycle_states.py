@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import pickle
@@ -168,6 +169,21 @@ def test_a_comparison_sees(enable: Any, answer: Any, difference: str) -> None:
     assert refusal["code"] == "differs" and difference in refusal["message"]
 
 
+class Queue(collections.deque):
+    pass
+
+
+class Base:
+    __slots__ = ("slot",)
+
+
+class Slotted(Base):
+    """A slot of the base and an attribute of its own."""
+
+    def __init__(self, slot: int, attribute: int) -> None:
+        self.slot, self.attribute = slot, attribute
+
+
 @pytest.mark.parametrize(
     ("eager", "planned", "same"),
     [
@@ -195,6 +211,15 @@ def test_a_comparison_sees(enable: Any, answer: Any, difference: str) -> None:
         (lambda x: x * (1 + 1e-7), lambda x: x * (1 + 2e-7), True),
         (lambda x: x * 1.0, lambda x: x * 1.001, False),
         (lambda x: torch.tensor(2), lambda x: torch.tensor(3), False),
+        (lambda x: collections.deque([1, 2]), lambda x: collections.deque([1, 2]), True),
+        (lambda x: collections.deque([1, 2]), lambda x: collections.deque([1, 3]), False),
+        (lambda x: Queue([1, 2]), lambda x: Queue([1, 2]), True),
+        (lambda x: Queue([1, 2]), lambda x: Queue([1, 3]), False),
+        (lambda x: ValueError(1), lambda x: ValueError(1), False),  # compared by nothing but identity
+        (lambda x: torch.device("cpu"), lambda x: torch.device("cpu"), True),
+        (lambda x: Slotted(1, 2), lambda x: Slotted(1, 2), True),
+        (lambda x: Slotted(1, 2), lambda x: Slotted(3, 2), False),
+        (lambda x: Slotted(1, 2), lambda x: Slotted(1, 3), False),
     ],
 )
 def test_a_comparison_judges_results(enable: Any, eager: Any, planned: Any, same: bool) -> None:
