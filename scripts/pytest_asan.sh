@@ -18,7 +18,7 @@ reports="$(mktemp -d)"
 trap 'rm -rf "$reports"' EXIT
 status=0
 LD_PRELOAD="$preload" ASAN_OPTIONS="detect_leaks=0:log_path=$reports/report" PYTHONMALLOC=malloc \
-  PYTHONPATH="$build/python" "$environment/bin/python" -X faulthandler -m pytest -q -p no:cacheprovider "$@" || status=$?
+  PYTHONPATH="$build/python" "$environment/bin/python" -X faulthandler -m pytest -q -p no:cacheprovider --durations=15 "$@" || status=$?
 # A report fails the run even if the process that wrote it was one that a test expects to die.
 for report in "$reports"/*; do
   [[ -f "$report" ]] || continue

@@ -148,7 +148,7 @@ if wants python; then
     environment "$version"
     tag="$(tag_of "$version")"
     step "$logs/pytest-$version.log" "Python $version: pytest" env PYTHONPATH="build/$tag/python" \
-      "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider ${CUVIL_PYTEST_ARGS:-} tests
+      "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider --durations=15 ${CUVIL_PYTEST_ARGS:-} tests
     tail -n 1 "$logs/pytest-$version.log" >&2
   done
 fi
