@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
 #include "agent/captured_tensors.h"
@@ -15,6 +16,7 @@
 #include "agent/frame_hook.h"
 #include "agent/guards.h"
 #include "agent/input_signature.h"
+#include "agent/module_path.h"
 #include "agent/op_recorder.h"
 #include "agent/output_recipe.h"
 #include "agent/torch_state.h"
@@ -213,14 +215,27 @@ class CaptureBuilder {
       *refusal = MakeRefusal("internal", std::string(graph.status().message()), "please report this");
       return nullptr;
     }
+    NameSources(tracer->TakeSources(), &*graph, &capture->trace_);
     capture->trace_.graph = *std::move(graph);
     capture->trace_.branches = tracer->BranchCounts();
     capture->trace_.frames = tracer->FrameCounts();
-    capture->trace_.sources = tracer->TakeSources();
     return capture;
   }
 
  private:
+  // The graph's sources are numbers of the tracer's until here. Gives them their words, and the trace the same table.
+  static void NameSources(std::vector<trace::SourceLocation> all, cir::Graph* graph, trace::Trace* trace) {
+    for (std::string& text : graph->sources) {
+      size_t index = 0;
+      trace::SourceLocation source;  // of the first entry, which belongs to no operator
+      if (absl::SimpleAtoi(text, &index) && index < all.size()) source = all[index];
+      text = source.user_file.empty()
+                 ? std::string()
+                 : absl::StrCat(source.user_file, ":", source.user_line, " in ", source.user_function);
+      trace->sources.push_back(std::move(source));
+    }
+  }
+
   // `old` without the state of argument tensors that may be others in the next call: the signature demands that they
   // carry no attributes, which is what the trace saw.
   static std::vector<bool> WithoutFleetingInputs(const std::vector<HeapEntry>& entries, std::vector<bool> old,
@@ -324,6 +339,8 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
     CollectorPause pause;
     Tracer tracer;
     tracer.set_collector_pause(&pause);
+    const ModuleCallScope root(call.args[0]);
+    tracer.set_root(&root);
     OpRecorder recorder(&tracer);
     InputSignature signature;
     std::string why_not;

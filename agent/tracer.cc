@@ -175,8 +175,9 @@ uint32_t Tracer::CurrentSource() {
   }
   const Frame& top = frames_.back();
   const Frame& user = UserFrame();
-  auto [found, inserted] =
-      source_index_.try_emplace({top.code, top.offset, user.code, user.offset}, static_cast<uint32_t>(sources_.size()));
+  PyObject* module = root_ == nullptr ? nullptr : ModuleCallScope::innermost()->module();
+  auto [found, inserted] = source_index_.try_emplace({top.code, top.offset, user.code, user.offset, module},
+                                                     static_cast<uint32_t>(sources_.size()));
   if (!inserted) return found->second;
   trace::SourceLocation location;
   location.file = Text(top.code->co_filename);
@@ -186,6 +187,7 @@ uint32_t Tracer::CurrentSource() {
   location.user_file = Text(user.code->co_filename);
   location.user_line = ExactSourceLine(user.code, std::max(user.offset, 0));
   location.user_function = Text(user.code->co_qualname);
+  if (root_ != nullptr) location.module = root_->PathOfInnermost();
   sources_.push_back(std::move(location));
   return found->second;
 }

@@ -16,6 +16,7 @@
 #include "agent/cpython_compat.h"
 #include "agent/frame_hook.h"
 #include "agent/heap_log.h"
+#include "agent/module_path.h"
 #include "agent/trace/trace.h"
 
 namespace cuvil::agent {
@@ -63,6 +64,8 @@ class Tracer final : public ProbeSink {
   HeapLog& heap() { return heap_; }
   // Ends with the first refusal: from then on the call may do what sees it.
   void set_collector_pause(CollectorPause* pause) { collector_pause_ = pause; }
+  // The call that is being traced; sources name modules by their path below it.
+  void set_root(const ModuleCallScope* root) { root_ = root; }
   void set_constants(ConstantTensors* constants) { constants_ = constants; }
   // Index in the trace's source table of the instruction probed last.
   uint32_t CurrentSource();
@@ -181,8 +184,9 @@ class Tracer final : public ProbeSink {
   std::unordered_set<PyObject*> generators_;
 
   std::vector<trace::SourceLocation> sources_;
-  // (code, offset) of the innermost frame and of the innermost frame outside of torch.
-  std::map<std::tuple<PyCodeObject*, int, PyCodeObject*, int>, uint32_t> source_index_;
+  const ModuleCallScope* root_ = nullptr;
+  // (code, offset) of the innermost frame and of the innermost frame outside of torch, and the innermost module.
+  std::map<std::tuple<PyCodeObject*, int, PyCodeObject*, int, PyObject*>, uint32_t> source_index_;
   mutable std::unordered_map<PyCodeObject*, bool> is_torch_code_;
   std::map<std::pair<PyCodeObject*, int>, std::pair<uint32_t, uint32_t>> branches_;
   std::unordered_map<PyCodeObject*, uint32_t> frame_counts_;

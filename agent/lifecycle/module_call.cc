@@ -19,6 +19,7 @@
 #include "agent/lifecycle/preparation.h"
 #include "agent/lifecycle/session.h"
 #include "agent/lifecycle/thread_extent.h"
+#include "agent/module_path.h"
 
 namespace cuvil::agent {
 namespace {
@@ -270,6 +271,8 @@ PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf,
     if (thread_extent == Extent::kTracing && call.num_positional() >= 1) {
       const ModuleState* state = lifecycle.modules.Find(args[0]);
       if (state != nullptr && state->opted_out) entered_opted_out = true;
+      const ModuleCallScope scope(args[0]);
+      return Interception::original()(callable, args, nargsf, kwnames);
     }
     return Interception::original()(callable, args, nargsf, kwnames);
   }

@@ -17,6 +17,7 @@ struct SourceLocation {
   std::string user_file;
   int user_line = 0;
   std::string user_function;
+  std::string module;  // the module whose call it was in, as a path below the traced one; empty: that one itself
 };
 
 // Outcomes of one conditional jump over the trace, in the order of its code object's branches.
@@ -37,7 +38,7 @@ struct FrameCount {
 };
 
 // A Python-free record of one traced call: its tensor program with a source line for every operator (cir::Op's
-// `source` indexes `sources`), and what its control flow did.
+// `source` indexes `sources`, as it does the graph's own), and what its control flow did.
 //
 // Threads: plain data; immutable once the capture is built.
 struct Trace {

@@ -66,7 +66,7 @@ std::vector<ValueId> OperandValues(const Op& op) {
   return values;
 }
 
-GraphBuilder::GraphBuilder() { graph_.sources.emplace_back(); }
+GraphBuilder::GraphBuilder() { AddSource(""); }
 
 StorageId GraphBuilder::NewStorage() { return StorageId{num_storages_++}; }
 
@@ -100,12 +100,9 @@ ValueId GraphBuilder::AddResultValue(TensorType type, StorageId storage, bool dy
 }
 
 uint32_t GraphBuilder::AddSource(const std::string& text) {
-  // The last one is by far the likeliest: operators come in runs from one line.
-  for (size_t i = graph_.sources.size(); i-- > 0;) {
-    if (graph_.sources[i] == text) return static_cast<uint32_t>(i);
-  }
-  graph_.sources.push_back(text);
-  return static_cast<uint32_t>(graph_.sources.size() - 1);
+  const auto [found, inserted] = source_index_.try_emplace(text, static_cast<uint32_t>(graph_.sources.size()));
+  if (inserted) graph_.sources.push_back(text);
+  return found->second;
 }
 
 uint32_t GraphBuilder::AddOp(Op op) {

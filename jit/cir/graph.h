@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -139,6 +140,7 @@ class GraphBuilder {
   ValueId AddValue(TensorType type, Origin origin, uint32_t origin_index, StorageId storage, bool dynamic_shape);
 
   Graph graph_;
+  std::unordered_map<std::string, uint32_t> source_index_;
   uint32_t num_storages_ = 0;
 };
 

@@ -57,6 +57,25 @@ def test_a_model_is_planned_from_the_third_call_on(enable: Any) -> None:
         assert planned(model) == max(0, i - 1)
 
 
+class TwoLines(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x)
+        return torch.exp(x) * torch.sin(x)
+
+
+def test_explain_counts_operators_at_their_own_lines(enable: Any) -> None:
+    enable()
+    model = TwoLines()
+    for _ in range(3):
+        model(torch.ones(2))
+    first = TwoLines.forward.__code__.co_firstlineno
+    (plan,) = _native.explain(model)["modules"][0]["plans"]
+    assert [(line["file"], line["line"] - first, line["operators"]) for line in plan["lines"]] == [
+        (__file__, 1, 1),
+        (__file__, 2, 3),
+    ]
+
+
 def test_default_settings_reach_a_verdict(enable: Any) -> None:
     model, x = mlp(), torch.randn(3, 8)
     expected = model(x)
