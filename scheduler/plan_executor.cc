@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 #include "scheduler/torch/warning_notice.h"
 
@@ -93,11 +94,44 @@ absl::Status WithLocation(const ExecutionPlan& plan, const PlanStep& step, const
   return absl::Status(status.code(), absl::StrCat(plan.DescribeOp(step.op), ": ", status.message()));
 }
 
+// One step, without the release of what it used last.
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline absl::Status RunStep(const ExecutionPlan& plan, const PlanStep& step, void** cells,
+                                                         PythonStepCallback* python_steps,
+                                                         const torch_abi::WarningNotice& warnings) {
+  const absl::Status status = step.mechanism == Mechanism::kPython ? RunPythonStep(plan, step, cells, python_steps)
+                              : step.untracked                     ? RunUntracked(plan, step, cells)
+                                                                   : plan.call(step).Invoke(plan.api(), cells);
+  if (!status.ok()) return WithLocation(plan, step, status);
+  if (warnings.noticed()) {
+    return WithLocation(plan, step, absl::UnimplementedError("warns, which only eager can do"));
+  }
+  return absl::OkStatus();
+}
+
+// Observed or not are two loops, so that the one that serves asks nothing about observers.
+template <bool kObserved>
+absl::Status RunSteps(const ExecutionPlan& plan, void** cells, PythonStepCallback* python_steps,
+                      StepObserver* observer) {
+  const torch_abi::WarningNotice warnings(plan.api());
+  uint32_t index = 0;
+  for (const PlanStep& step : plan.steps()) {
+    uint64_t start_ns = 0;
+    if constexpr (kObserved) start_ns = ProfileClockNs();
+    const absl::Status status = RunStep(plan, step, cells, python_steps, warnings);
+    if (status.ok()) {
+      for (const uint32_t cell : step.released_cells) plan.api().Drop(cells + cell);
+    }
+    if constexpr (kObserved) observer->OnStep(index++, start_ns, ProfileClockNs());
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const TensorRef> inputs,
                                absl::Span<const TensorRef> captured, std::vector<OwnedTensor>* outputs,
-                               PythonStepCallback* python_steps) {
+                               PythonStepCallback* python_steps, StepObserver* observer) {
   const cir::Graph& graph = plan.graph();
   const torch_abi::TorchApi& api = plan.api();
   outputs->clear();
@@ -113,17 +147,9 @@ absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const Tenso
   for (size_t i = 0; i < inputs.size(); ++i) cells[graph.inputs[i].index] = inputs[i].impl();
   for (size_t i = 0; i < captured.size(); ++i) cells[graph.captured[i].index] = captured[i].impl();
 
-  const torch_abi::WarningNotice warnings(api);
-  for (const PlanStep& step : plan.steps()) {
-    const absl::Status status = step.mechanism == Mechanism::kPython ? RunPythonStep(plan, step, cells, python_steps)
-                                : step.untracked                     ? RunUntracked(plan, step, cells)
-                                                                     : plan.call(step).Invoke(api, cells);
-    if (!status.ok()) return WithLocation(plan, step, status);
-    if (warnings.noticed()) {
-      return WithLocation(plan, step, absl::UnimplementedError("warns, which only eager can do"));
-    }
-    for (const uint32_t cell : step.released_cells) api.Drop(cells + cell);
-  }
+  const absl::Status status = observer == nullptr ? RunSteps<false>(plan, cells, python_steps, nullptr)
+                                                  : RunSteps<true>(plan, cells, python_steps, observer);
+  if (!status.ok()) return status;
 
   for (const ExecutionPlan::Output& output : plan.outputs()) {
     outputs->push_back(output.moves ? api.TakeCell(cells + output.cell)

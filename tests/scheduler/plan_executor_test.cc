@@ -202,6 +202,43 @@ TEST_F(PlanExecutorTest, PythonStepsRunThroughTheCallback) {
   EXPECT_EQ(callback.calls, 2);
 }
 
+// Writes down what it is told.
+class FakeObserver : public StepObserver {
+ public:
+  void OnStep(uint32_t index, uint64_t start_ns, uint64_t end_ns) noexcept override {
+    EXPECT_LE(last_ns, start_ns);
+    EXPECT_LE(start_ns, end_ns);
+    last_ns = end_ns;
+    steps.push_back(index);
+  }
+  std::vector<uint32_t> steps;
+  uint64_t last_ns = 0;
+};
+
+TEST_F(PlanExecutorTest, AnObserverHearsOfEveryStepAndOfTheOneThatFails) {
+  const auto plan =
+      Build(std::string(kX) +
+            "%1 : float32[2]{1} cpu @1 = input 1\n"
+            "#0 aten::neg(Tensor %0) -> (%2 : float32[2]{1} cpu @2) source 0\n"
+            "#1 aten::add.Tensor(Tensor %2, Tensor %1, Scalar 1) -> (%3 : float32[2]{1} cpu @3) source 0\n"
+            "#2 aten::exp(Tensor %3) -> (%4 : float32[2]{1} cpu @4) source 0\n"
+            "return %4\n");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const OwnedTensor x = Floats({1, 2});
+  const OwnedTensor y = Floats({-1, -2});
+  std::vector<OwnedTensor> outputs;
+  FakeObserver observer;
+  ASSERT_TRUE(PlanExecutor::Run(**plan, {x.ref(), y.ref()}, {}, &outputs, nullptr, &observer).ok());
+  EXPECT_EQ(observer.steps, (std::vector<uint32_t>{0, 1, 2}));
+  std::vector<OwnedTensor> unobserved;
+  ASSERT_TRUE(PlanExecutor::Run(**plan, {x.ref(), y.ref()}, {}, &unobserved).ok());
+  EXPECT_EQ(Read(outputs[0], 2), Read(unobserved[0], 2));
+  observer.steps.clear();
+  const OwnedTensor wrong = Floats({1, 2, 3});
+  EXPECT_FALSE(PlanExecutor::Run(**plan, {x.ref(), wrong.ref()}, {}, &outputs, nullptr, &observer).ok());
+  EXPECT_EQ(observer.steps, (std::vector<uint32_t>{0, 1}));
+}
+
 TEST_F(PlanExecutorTest, MissingConstantsAreRefused) {
   const std::string body = "%0 : float32[2]{1} cpu @0 = constant 0\nreturn %0\n";
   EXPECT_EQ(Build(body).status().code(), absl::StatusCode::kInvalidArgument);

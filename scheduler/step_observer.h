@@ -1,0 +1,20 @@
+// What the plan executor tells whoever wants to know when each step ran.
+//
+// Threads: the executor's calling thread, GIL not held.
+#pragma once
+
+#include <cstdint>
+
+namespace cuvil::scheduler {
+
+// CLOCK_MONOTONIC, the clock of every time in a profile.
+uint64_t ProfileClockNs();
+
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // Step `index` of the plan ran, the release of what it used last included; also when it failed.
+  virtual void OnStep(uint32_t index, uint64_t start_ns, uint64_t end_ns) noexcept = 0;
+};
+
+}  // namespace cuvil::scheduler
