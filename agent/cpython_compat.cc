@@ -34,6 +34,13 @@ PyObject* FrameView::locals() const noexcept { return frame_->f_locals; }
 PyObject** FrameView::localsplus() const noexcept { return frame_->localsplus; }
 FrameView FrameView::previous() const noexcept { return ViewFrom(frame_->previous); }
 
+int FrameView::line() const noexcept {
+  PyCodeObject* running = compat::FrameCode(frame_);
+  // An instrumented copy has its own offsets, and says the original's lines.
+  const auto offset = (compat::InstructionPointer(frame_) - _PyCode_CODE(running)) * sizeof(_Py_CODEUNIT);
+  return ExactSourceLine(running, static_cast<int>(offset));
+}
+
 PyObject* FrameView::generator() const noexcept {
   return resumed() ? reinterpret_cast<PyObject*>(compat::Generator(frame_)) : nullptr;
 }

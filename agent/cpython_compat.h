@@ -180,6 +180,7 @@ class FrameView {
   PyObject* locals() const noexcept;       // namespace of a module, class body or exec; null in functions
   PyObject** localsplus() const noexcept;  // locals, cells, free variables: co_nlocalsplus of them
   FrameView previous() const noexcept;     // the calling Python frame, shim frames left out
+  int line() const noexcept;               // of the instruction that it is at; 0 if that has none
   PyObject* generator() const noexcept;    // generator, coroutine or async generator that owns the frame, or null
   // Entered at a yield, or at a generator's first start.
   bool resumed() const { return owner_ == FrameOwner::kGenerator; }

@@ -19,6 +19,7 @@
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/log.h"
 #include "agent/lifecycle/module_call.h"
+#include "agent/lifecycle/profiler.h"
 #include "agent/lifecycle/thread_extent.h"
 #include "agent/py_ref.h"
 
@@ -95,6 +96,7 @@ PyObject* OnExit(PyObject*, PyObject*) noexcept {
 
 // Registered with os.register_at_fork. Only the forking thread goes on: what others were in the middle of never ends.
 PyObject* OnForkInChild(PyObject*, PyObject*) noexcept {
+  Profiler::AfterForkInChild();
   Lifecycle& lifecycle = TheLifecycle();
   if (lifecycle.tracing && thread_extent != Extent::kTracing) {
     lifecycle.tracing = false;

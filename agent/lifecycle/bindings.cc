@@ -12,6 +12,7 @@
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/plan_entry.h"
+#include "agent/lifecycle/profiler.h"
 #include "agent/lifecycle/record.h"
 #include "agent/lifecycle/session.h"
 #include "agent/py_ref.h"
@@ -134,6 +135,21 @@ PyObject* ModuleStateBinding(PyObject*, PyObject* module) noexcept {
   return Boundary([&] { return CheckIsModule(module) ? DescribeModule(module, "") : OwnedRef(); });
 }
 
+PyObject* ProfileStartBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([]() -> absl::StatusOr<OwnedRef> {
+    const absl::StatusOr<uint64_t> number = Profiler::Start();
+    if (!number.ok()) return number.status();
+    return OwnedRef::Steal(PyLong_FromUnsignedLongLong(*number));
+  });
+}
+
+PyObject* ProfileStopBinding(PyObject*, PyObject* number) noexcept {
+  return Boundary([&] {
+    const unsigned long long value = PyLong_AsUnsignedLongLong(number);
+    return PyErr_Occurred() != nullptr ? OwnedRef() : Profiler::Stop(value);
+  });
+}
+
 // Nanoseconds of `count` checks, back to back, of the plan that answers model(*args, **kwargs); an empty list if none
 // does. For benchmarks: in real calls the operators in between evict what the guards look at.
 OwnedRef CheckTimes(PyObject* model, PyObject* args, PyObject* kwargs, long count) {
@@ -219,6 +235,8 @@ PyMethodDef kMethods[] = {
     {"stats", StatsBinding, METH_NOARGS, nullptr},
     {"explain", ExplainBinding, METH_O, nullptr},
     {"module_state", ModuleStateBinding, METH_O, nullptr},
+    {"profile_start", ProfileStartBinding, METH_NOARGS, nullptr},
+    {"profile_stop", ProfileStopBinding, METH_O, nullptr},
     {"_check_times", CheckTimesBinding, METH_VARARGS, nullptr},
     {"_fault_inject", FaultInjectBinding, METH_VARARGS, nullptr},
     {"_fault_points", FaultPointsBinding, METH_NOARGS, nullptr},

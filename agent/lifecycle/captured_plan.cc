@@ -3,6 +3,7 @@
 #include <charconv>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "agent/gil.h"
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/graph_runner.h"
+#include "agent/lifecycle/profiler.h"
 #include "agent/lifecycle/python_step.h"
 #include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
@@ -72,9 +74,15 @@ class CapturedPlan : public CallPlan {
   uint32_t num_python_steps() const override { return plan_->counts().python; }
 
  private:
+  static uint64_t NextNumber() {
+    static uint64_t last = 0;  // GIL held
+    return ++last;
+  }
+
   const std::shared_ptr<Capture> capture_;
   std::shared_ptr<const scheduler::ExecutionPlan> plan_;  // null before Build() has succeeded
   const std::unique_ptr<GraphRunner> graph_;              // null without a GPU
+  const uint64_t number_ = NextNumber();                  // no other plan of this process has it
 };
 
 // The boundary of this process, made at first use; torch has been imported.
@@ -121,10 +129,13 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
     if (absl::IsFailedPrecondition(status)) return status;
   }
   if (!answered) {
+    std::optional<StepRecorder> steps;
+    if (Profiler::active()) steps.emplace(call.args[0], number_, *plan_, capture_->trace());
     AssertGilHeld();
     const GilRelease no_gil;
     OperatorSteps python_steps(*LoadedApi());
-    status = scheduler::PlanExecutor::Run(*plan_, inputs, captured, &outputs, &python_steps);
+    status = scheduler::PlanExecutor::Run(*plan_, inputs, captured, &outputs, &python_steps,
+                                          steps ? steps->observer() : nullptr);
   }
   if (status.ok() && FaultInjected(FaultPoint::kRun)) status = absl::AbortedError("injected fault: run");
   // Whatever an operator says, eager will say it better. An interruption is not about the operator.

@@ -17,6 +17,7 @@
 #include "agent/lifecycle/plan_builder.h"
 #include "agent/lifecycle/plan_entry.h"
 #include "agent/lifecycle/preparation.h"
+#include "agent/lifecycle/profiler.h"
 #include "agent/lifecycle/session.h"
 #include "agent/lifecycle/thread_extent.h"
 #include "agent/module_path.h"
@@ -261,9 +262,10 @@ PyObject* AnswerByPlan(ModuleState& state, const CallArgs& call, const Decision&
   return result.release();
 }
 
-}  // namespace
+using scheduler::ProfileKind;
 
-PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) noexcept {
+// `kind` tells a profile how the call was answered.
+PyObject* Answer(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames, ProfileKind* kind) {
   const CallArgs call{args, nargsf, kwnames};
   Lifecycle& lifecycle = TheLifecycle();
   if (thread_extent != Extent::kNone || !lifecycle.active.load(std::memory_order_relaxed) ||
@@ -291,11 +293,14 @@ PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf,
   }
   switch (decision.action) {
     case Action::kTrace:
+      *kind = ProfileKind::kPreparation;
       return TraceCall(*state, callable, call, decision.hash, decision.mode);
     case Action::kCompare:
+      *kind = ProfileKind::kPreparation;
       return CompareCall(*state, callable, call, decision.entry);
     case Action::kTimedOriginal: {
       Count(lifecycle.statistics.eager);
+      const ProfilePause pause(true);
       // Without the matching and the guards, which eager alone would not pay for.
       const uint64_t start_ns = MonotonicNs();
       PyObject* result = Original(callable, call, Extent::kEager);
@@ -305,8 +310,10 @@ PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf,
       return result;
     }
     case Action::kPlan: {
+      const ProfilePause pause(decision.timed);
       PyObject* result = AnswerByPlan(*state, call, decision);
       if (result != nullptr) {
+        *kind = ProfileKind::kPlan;
         if (decision.timed) {
           ReportTime(call, *decision.entry, Adoption::Path::kPlan, MonotonicNs() - decision.start_ns);
         }
@@ -323,6 +330,32 @@ PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf,
   }
   Count(lifecycle.statistics.eager);
   return Original(callable, call, Extent::kEager);
+}
+
+// The same for a profile. What recording cannot get memory for is not recorded.
+PyObject* AnswerProfiled(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  std::optional<ProfiledCall> profiled;
+  // A traced call is one interval: nothing of ours may run between its instructions.
+  if (PyVectorcall_NARGS(nargsf) >= 1 && thread_extent != Extent::kTracing && !ProfilePause::paused()) {
+    const absl::Status status = ContainStatus([&] {
+      profiled.emplace(args[0]);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) NoteFault(CallArgs{args, nargsf, kwnames}, "the profile", status.message());
+  }
+  ProfileKind kind = ProfileKind::kCall;
+  PyObject* result = Answer(callable, args, nargsf, kwnames, &kind);
+  if (profiled) profiled->set_kind(kind);
+  return result;
+}
+
+}  // namespace
+
+PyObject* OnModuleCall(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) noexcept {
+  if (Profiler::active()) [[unlikely]]
+    return AnswerProfiled(callable, args, nargsf, kwnames);
+  ProfileKind kind = ProfileKind::kCall;
+  return Answer(callable, args, nargsf, kwnames, &kind);
 }
 
 }  // namespace cuvil::agent

@@ -10,11 +10,15 @@ Importing this package installs nothing and imports no framework.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuvil.explanation import Explanation
+
+if TYPE_CHECKING:
+    from cuvil.profiling import Profile
 
 try:
     from cuvil import _native
@@ -33,6 +37,7 @@ __all__ = [
     "explain",
     "opt_out",
     "prepare",
+    "profile",
     "reset",
     "scope",
     "stats",
@@ -94,6 +99,19 @@ def explain(model: object, *args: object, **kwargs: object) -> Explanation:
             _native.prepare(model, args, kwargs)
             return Explanation(_native.explain(model))
     return Explanation(_native.explain(model))
+
+
+def profile(path: str | os.PathLike[str] | None = None) -> Profile:
+    """Time the steps of plans and the module calls of a ``with`` block, on every thread.
+
+    With a path, a trace for https://ui.perfetto.dev is written there when the block ends, whichever way. Afterwards
+    ``p.table(by="line")``, ``"module"`` or ``"operator"`` is text, ``p.to_dict()`` has the numbers, and
+    ``p.save_html(path)`` writes one page. Only calls that Cuvil intercepts are seen: turn it on first. One profile at a
+    time: a second one raises RuntimeError.
+    """
+    from cuvil.profiling import Profile
+
+    return Profile(path)
 
 
 def stats() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``python -m cuvil``: run, doctor, bench."""
+"""``python -m cuvil``: run, profile, doctor, bench."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ usage: python -m cuvil COMMAND ...
 
 commands:
   run SCRIPT [ARG...]      run a Python script with Cuvil on (also: run -m MODULE [ARG...])
+  profile SCRIPT [-o FILE] [ARG...]
+                           run a Python script with Cuvil on and tell which lines its time goes to (also: -m MODULE)
   doctor [--json FILE]     tell what will work on this machine, and how to fix what does not
   bench NAME... [options]  time models: eager, torch.compile and Cuvil, interleaved in one process
 
@@ -34,6 +36,10 @@ def main(argv: list[str]) -> int:
         from cuvil import run
 
         return run.main(rest)
+    if command == "profile":
+        from cuvil import profile_run
+
+        return profile_run.main(rest)
     if command == "doctor":
         from cuvil import doctor
 

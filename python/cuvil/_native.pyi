@@ -33,6 +33,17 @@ def machine_report() -> dict[str, Any]:
 def module_state(module: object, /) -> dict[str, Any] | None:
     """What explain() says of one module object; None if no call of it has been seen."""
 
+def profile_start() -> int:
+    """Begins the process's profile and gives its number; RuntimeError if there is one already."""
+
+def profile_stop(number: int, /) -> dict[str, Any] | None:
+    """Ends that profile; None if a fork has left it to the parent.
+
+    start_ns, end_ns, enabled, dropped; sites: kind ("call", "plan", "preparation", "step"), module, type, file, line,
+    function, operator; threads: name, id, records (bytes: start_ns, end_ns, site as 64-bit integers each, in the order
+    in which they ended).
+    """
+
 def _check_times(module: object, args: tuple[object, ...], kwargs: dict[str, object], count: int, /) -> list[int]:
     """For benchmarks: ns of `count` guard checks of the plan that answers the call."""
 

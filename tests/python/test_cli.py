@@ -16,10 +16,10 @@ from cuvil.__main__ import main
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n  {name} " in text for name in ("run", "doctor", "bench"))
+    assert all(f"\n  {name} " in text for name in ("run", "profile", "doctor", "bench"))
 
 
-@pytest.mark.parametrize("command", ["run", "doctor", "bench"])
+@pytest.mark.parametrize("command", ["run", "profile", "doctor", "bench"])
 def test_every_command_has_help(command: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "cuvil", command, "--help"], capture_output=True, text=True, timeout=60, check=False

@@ -1,0 +1,231 @@
+"""Profiles: which module, line and operator the time of intercepted calls goes to (``cuvil.profile``)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+BY = ("line", "module", "operator")
+_NO_KERNELS = "Kernels are not recorded yet: a profile times plan steps and module calls by the clock."
+
+# What the own time of a call is, beside the steps and calls inside of it.
+_OWN_TIME = {
+    "call": "(eager: Python and operators)",
+    "plan": "(plan: guards, arguments, result)",
+    "preparation": "(trace, or comparison of plan and eager)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What an interval was: a step of a plan, or a call of a module, and the user's line that it stands for."""
+
+    kind: str  # "step", "call", "plan", "preparation"
+    module: str
+    type: str
+    file: str
+    line: int
+    function: str
+    operator: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else "(unknown line)"
+
+    def key(self, by: str) -> str:
+        if by == "line":
+            return self.place
+        if by == "module":
+            return self.module
+        return self.operator or _OWN_TIME[self.kind]
+
+
+class Interval(NamedTuple):
+    """One timed step or call."""
+
+    start_ns: int
+    end_ns: int
+    site: Site
+    depth: int  # intervals of its thread that it is inside of
+    own_ns: int  # without the intervals inside of it
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """The intervals of one thread, each behind the one that it is inside of."""
+
+    name: str
+    id: int
+    intervals: list[Interval]
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of a table; `total_ns` is own time, so that the rows' shares add up to one."""
+
+    key: str
+    calls: int = 0
+    total_ns: int = 0
+    inclusive_ns: int = 0  # by="module": with everything below it
+
+    def to_dict(self, by: str, whole_ns: int) -> dict[str, Any]:
+        result = {
+            by: self.key,
+            "calls": self.calls,
+            "total_ns": self.total_ns,
+            "mean_ns": self.total_ns / self.calls if self.calls else 0.0,
+            "share": self.total_ns / whole_ns if whole_ns else 0.0,
+        }
+        return result | {"inclusive_ns": self.inclusive_ns} if by == "module" else result
+
+
+def _nested(records: Iterable[tuple[int, int, int]], sites: list[Site]) -> list[Interval]:
+    ordered = sorted(records, key=lambda record: (record[0], -record[1]))
+    own = [end - start for start, end, _ in ordered]
+    depths = []
+    stack: list[int] = []
+    for i, (start, end, _) in enumerate(ordered):
+        while stack and ordered[stack[-1]][1] <= start:
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= end - start
+        depths.append(len(stack))
+        stack.append(i)
+    return [
+        Interval(start, end, sites[site], depth, own_ns)
+        for (start, end, site), depth, own_ns in zip(ordered, depths, own, strict=True)
+    ]
+
+
+class Profile:
+    """What ``with cuvil.profile(path) as p:`` gives: records while the block lasts, and answers afterwards.
+
+    Every step of a plan is an interval, and every intercepted module call, at any depth. Inside a plan no module is
+    called; there the steps name the modules they come from.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._path = None if path is None else os.fspath(path)
+        self._number: int | None = None
+        self._pid = os.getpid()
+        self._ended = False
+        self.threads: list[Thread] = []
+        self.start_ns = self.end_ns = 0
+        self.dropped = 0  # intervals for which there was no room
+        self.notes: list[str] = []  # sentences on what is missing
+
+    def __enter__(self) -> Profile:
+        if self._number is not None:
+            raise RuntimeError("a Profile is taken once: call cuvil.profile() for another one")
+        folder = os.path.dirname(os.path.abspath(self._path)) if self._path is not None else None
+        if folder is not None and not os.path.isdir(folder):
+            raise FileNotFoundError(f"there is no folder {folder!r} to write the profile to")
+        from cuvil import _native
+
+        self._number = _native.profile_start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from cuvil import _native
+
+        assert self._number is not None
+        self._take(_native.profile_stop(self._number))
+        if self._path is None or os.getpid() != self._pid:
+            return
+        try:
+            self.save_trace(self._path)
+        except OSError as failure:
+            if error is None:
+                raise
+            # The block's own exception is the one to raise.
+            error.add_note(f"cuvil: the profile could not be written either: {failure}")
+
+    def _take(self, record: dict[str, Any] | None) -> None:
+        self._ended = True
+        if record is None or os.getpid() != self._pid:
+            self.notes.append("This process was forked inside of the profile, which stays with its parent.")
+            return
+        sites = [Site(**site) for site in record["sites"]]
+        self.start_ns, self.end_ns, self.dropped = record["start_ns"], record["end_ns"], record["dropped"]
+        for thread in record["threads"]:
+            intervals = _nested(struct.iter_unpack("=QQQ", thread["records"]), sites)
+            self.threads.append(Thread(thread["name"] or f"thread {thread['id']}", thread["id"], intervals))
+        if self.dropped:
+            self.notes.append(f"{self.dropped:,} intervals found no room and are missing.")
+        if not record["enabled"]:
+            self.notes.append("Cuvil was off: only calls that it intercepts are recorded (cuvil.enable()).")
+        elif not any(thread.intervals for thread in self.threads):
+            self.notes.append("No torch.nn.Module was called.")
+
+    def _need_end(self) -> None:
+        if not self._ended:
+            raise RuntimeError("the profile has not ended: look at it after the with block")
+
+    def intervals(self) -> Iterator[Interval]:
+        """All intervals, thread by thread."""
+        self._need_end()
+        for thread in self.threads:
+            yield from thread.intervals
+
+    @property
+    def recorded_ns(self) -> int:
+        """The time of all outermost calls, over all threads."""
+        return sum(interval.own_ns for interval in self.intervals())
+
+    def rows(self, by: str = "line") -> list[Row]:
+        """The table's rows, the dearest first."""
+        if by == "kernel":
+            raise NotImplementedError(_NO_KERNELS)
+        if by not in BY:
+            raise ValueError(f"by={by!r}: choose one of {', '.join(map(repr, BY))}")
+        rows: dict[str, Row] = {}
+        for interval in self.intervals():
+            key = interval.site.key(by)
+            row = rows.setdefault(key, Row(key))
+            row.calls += 1
+            row.total_ns += interval.own_ns
+        if by == "module":
+            for row in list(rows.values()):
+                path = row.key
+                while path:
+                    rows.setdefault(path, Row(path)).inclusive_ns += row.total_ns
+                    path = path.rpartition(".")[0]
+        return sorted(rows.values(), key=lambda row: (-row.total_ns, row.key))
+
+    def table(self, by: str = "line", limit: int | None = 40) -> str:
+        """The time by "line", "module" or "operator" as text: how often, own time in total and on average, its share."""
+        from cuvil import profile_report
+
+        return profile_report.table(self, by, limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that the tables show, for programs; times in nanoseconds, shares of ``recorded_ns``."""
+        whole_ns = self.recorded_ns
+        return {
+            "duration_ns": self.end_ns - self.start_ns,
+            "recorded_ns": whole_ns,
+            "dropped": self.dropped,
+            "notes": list(self.notes),
+            "threads": [{"name": t.name, "id": t.id, "intervals": len(t.intervals)} for t in self.threads],
+            **{f"{by}s": [row.to_dict(by, whole_ns) for row in self.rows(by)] for by in BY},
+        }
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace that https://ui.perfetto.dev and chrome://tracing open; the file appears whole or not at all."""
+        from cuvil import profile_trace
+
+        self._need_end()
+        profile_trace.save(self, os.fspath(path))
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page with the tables and a timeline; it loads nothing from anywhere."""
+        from cuvil import profile_report
+
+        self._need_end()
+        profile_report.save_page(self, os.fspath(path))
