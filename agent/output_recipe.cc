@@ -64,7 +64,8 @@ struct OutputRecipe::Describer {
   static bool IsValue(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
     return IsAtom(object) || type == Types().dtype || type == Types().device || type == Types().layout ||
-           type == Types().memory_format || type == Types().size || type == &PyRange_Type;
+           type == Types().memory_format || type == Types().size || type == &PyRange_Type ||
+           (PyType_Check(object) && !(reinterpret_cast<PyTypeObject*>(object)->tp_flags & Py_TPFLAGS_HEAPTYPE));
   }
 
   // An object that existed before the call and that the guards prove to be there again.
@@ -153,6 +154,34 @@ struct OutputRecipe::Describer {
     return true;
   }
 
+  // Keys are found by hash and identity: what cannot be owned is an argument or comes from a guarded place.
+  bool AddKey(uint32_t index, PyObject* key, int depth) {
+    if (PyTuple_CheckExact(key) && IsPlainKey(key) && ExpectedValue::MayOwn(key)) {
+      recipe->nodes_[index].children.push_back(static_cast<uint32_t>(recipe->nodes_.size()));
+      recipe->nodes_.push_back({Kind::kAtom});
+      recipe->nodes_.back().object = OwnedRef::New(key);
+      return true;
+    }
+    const bool is_new = heap.IsNew(key);
+    if (!IsAtom(key) && is_new && !(PyTuple_CheckExact(key) && IsPlainKey(key))) {
+      *why_not = "the result has a dict whose keys were made by the call";
+      return false;
+    }
+    if (PyTuple_Check(key) && !is_new && inputs.PositionOf(key) < 0) {
+      *why_not = "the result has a dict with a tuple as key that would have to be the same again";
+      return false;
+    }
+    return AddChild(index, key, depth, &Node::children);
+  }
+
+  // Held weakly: a class may reach the model that makes its instances.
+  bool SetType(uint32_t index, PyTypeObject* type) {
+    Node& node = recipe->nodes_[index];
+    node.existing_pointer = reinterpret_cast<PyObject*>(type);
+    node.existing = ExpectedValue(node.existing_pointer);
+    return !node.existing.unknown();
+  }
+
   bool AddAttributes(uint32_t index, PyObject* object, int depth) {
     PyObject* attributes = AttributesOf(object);
     if (attributes == nullptr) return true;
@@ -160,6 +189,10 @@ struct OutputRecipe::Describer {
     PyObject* key;
     PyObject* value;
     while (PyDict_Next(attributes, &position, &key, &value)) {
+      if (!PyUnicode_CheckExact(key)) {
+        *why_not = "the result has an attribute whose name is no str";
+        return false;
+      }
       recipe->nodes_[index].attribute_names.push_back(OwnedRef::New(key));
       if (!AddChild(index, value, depth, &Node::attributes)) return false;
     }
@@ -168,7 +201,10 @@ struct OutputRecipe::Describer {
 
   int64_t AddContainer(PyObject* object, uint32_t index, int depth) {
     PyTypeObject* type = Py_TYPE(object);
-    recipe->nodes_[index].object = OwnedRef::New(reinterpret_cast<PyObject*>(type));
+    if (!SetType(index, type)) {
+      *why_not = absl::StrCat("the type ", type->tp_name, " cannot be told from another one");
+      return -1;
+    }
     PyTypeObject* base = BuiltinBase(type);
     if (PyTuple_Check(object)) {
       recipe->nodes_[index].kind = Kind::kTuple;
@@ -186,6 +222,12 @@ struct OutputRecipe::Describer {
     }
     if (PyDict_Check(object) && (base == &PyDict_Type || base == &PyODict_Type || base == Types().defaultdict)) {
       recipe->nodes_[index].kind = Kind::kDict;
+      if (base == Types().defaultdict) {
+        const OwnedRef factory = OwnedRef::Steal(PyObject_GetAttrString(object, "default_factory"));
+        if (!factory) PyErr_Clear();
+        recipe->nodes_[index].has_factory = true;
+        if (!factory || !AddChild(index, factory.get(), depth, &Node::children)) return -1;
+      }
       std::vector<std::pair<PyObject*, PyObject*>> items;
       if (base == &PyODict_Type) {
         // Insertion order of an OrderedDict is kept outside of the dict.
@@ -209,15 +251,8 @@ struct OutputRecipe::Describer {
         while (PyDict_Next(object, &position, &key, &value)) items.emplace_back(key, value);
       }
       for (const auto& [key, value] : items) {
-        if (!IsAtom(key) && !(PyTuple_CheckExact(key) && IsPlainKey(key)) && heap.IsNew(key)) {
-          *why_not = "the result has a dict whose keys were made by the call";
-          return -1;
-        }
-        recipe->nodes_[index].keys.push_back(OwnedRef::New(key));
+        if (!AddKey(index, key, depth)) return -1;
         if (!AddChild(index, value, depth, &Node::children)) return -1;
-      }
-      if (base == Types().defaultdict) {
-        recipe->nodes_[index].default_factory = OwnedRef::Steal(PyObject_GetAttrString(object, "default_factory"));
       }
       return AddAttributes(index, object, depth) ? int64_t{index} : -1;
     }
@@ -289,6 +324,12 @@ struct OutputRecipe::Builder {
     return object;
   }
 
+  // Borrowed; null if the class is gone.
+  static PyTypeObject* TypeOf(const Node& node) {
+    if (!node.existing.Matches(node.existing_pointer)) return nullptr;
+    return reinterpret_cast<PyTypeObject*>(node.existing_pointer);
+  }
+
   PyObject* Make(const Node& node, size_t index) {
     switch (node.kind) {
       case Kind::kAtom:
@@ -314,7 +355,8 @@ struct OutputRecipe::Builder {
         return Remember(index, Py_NewRef(tensor.get()));
       }
       case Kind::kTuple: {
-        auto* type = reinterpret_cast<PyTypeObject*>(node.object.get());
+        PyTypeObject* type = TypeOf(node);
+        if (type == nullptr) return nullptr;
         auto size = static_cast<Py_ssize_t>(node.children.size());
         PyObject* tuple = type == &PyTuple_Type ? PyTuple_New(size) : type->tp_alloc(type, size);
         if (tuple == nullptr) return nullptr;
@@ -349,7 +391,8 @@ struct OutputRecipe::Builder {
         return Remember(index, PySlice_New(parts[0].get(), parts[1].get(), parts[2].get()));
       }
       case Kind::kInstance: {
-        auto* type = reinterpret_cast<PyTypeObject*>(node.object.get());
+        PyTypeObject* type = TypeOf(node);
+        if (type == nullptr) return nullptr;
         PyObject* object = type->tp_alloc(type, 0);
         if (object == nullptr) return nullptr;
         Remember(index, object);
@@ -367,21 +410,27 @@ struct OutputRecipe::Builder {
   }
 
   PyObject* MakeDict(const Node& node, size_t index) {
-    auto* type = reinterpret_cast<PyTypeObject*>(node.object.get());
+    PyTypeObject* type = TypeOf(node);
+    if (type == nullptr) return nullptr;
     PyTypeObject* base = BuiltinBase(type);
+    OwnedRef factory;
+    if (node.has_factory) {
+      factory = OwnedRef::Steal(Next());
+      if (!factory) return nullptr;
+    }
     PyObject* dict = type == &PyDict_Type ? PyDict_New() : nullptr;
     if (dict == nullptr) {
       // The builtin base's constructor, not the subclass's __init__.
       OwnedRef none = OwnedRef::Steal(PyTuple_New(0));
       dict = base->tp_new(type, none.get(), nullptr);
       if (dict == nullptr) return nullptr;
-      OwnedRef arguments = node.default_factory ? OwnedRef::Steal(PyTuple_Pack(1, node.default_factory.get()))
-                                                : OwnedRef::New(none.get());
+      OwnedRef arguments = factory ? OwnedRef::Steal(PyTuple_Pack(1, factory.get())) : OwnedRef::New(none.get());
       if (base->tp_init != nullptr && base->tp_init(dict, arguments.get(), nullptr) < 0) return Fail(dict);
     }
     Remember(index, dict);
-    for (const OwnedRef& key : node.keys) {
-      PyObject* value = Next();
+    for (size_t i = node.has_factory ? 1 : 0; i < node.children.size(); i += 2) {
+      const OwnedRef key = OwnedRef::Steal(Next());
+      PyObject* value = key ? Next() : nullptr;
       if (value == nullptr) return Fail(dict);
       int failed =
           base == &PyODict_Type ? PyODict_SetItem(dict, key.get(), value) : PyDict_SetItem(dict, key.get(), value);

@@ -54,12 +54,11 @@ class OutputRecipe {
   struct Node {
     Kind kind;
     uint32_t index = 0;      // kResult: plan output; kArgument: position; kRepeat: node
-    OwnedRef object;         // kAtom: the value; containers: the type
-    ExpectedValue existing;  // kExisting
+    OwnedRef object;         // kAtom: the value
+    ExpectedValue existing;  // kExisting: the object; containers: the type
     PyObject* existing_pointer = nullptr;
-    std::vector<OwnedRef> keys;  // kDict
-    OwnedRef default_factory;    // kDict: of a defaultdict
-    std::vector<uint32_t> children;
+    bool has_factory = false;               // kDict: a defaultdict, whose factory is the first child
+    std::vector<uint32_t> children;         // kDict: key, value, key, value, …
     std::vector<OwnedRef> attribute_names;  // kDict, kInstance, kTuple: the instance's __dict__
     std::vector<uint32_t> attributes;
     std::vector<Py_ssize_t> member_offsets;  // kInstance: __slots__
