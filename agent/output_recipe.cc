@@ -59,6 +59,7 @@ struct OutputRecipe::Describer {
   std::string* why_not;
   std::unordered_map<PyObject*, uint32_t> done;
   std::unordered_map<uint32_t, uint32_t> output_of_value;
+  std::unordered_set<PyObject*> attribute_dicts;
 
   // An immutable object that the recipe owns and hands out.
   static bool IsValue(PyObject* object) {
@@ -185,6 +186,13 @@ struct OutputRecipe::Describer {
   bool AddAttributes(uint32_t index, PyObject* object, int depth) {
     PyObject* attributes = AttributesOf(object);
     if (attributes == nullptr) return true;
+    // The rebuilt object gets a plain dict of its own. Another one, or one that something else holds (`self.__dict__ =
+    // self`), would show.
+    const bool is_shared = Py_REFCNT(attributes) > 1 && !heap.IsNew(attributes);
+    if (!PyDict_CheckExact(attributes) || is_shared || !attribute_dicts.insert(attributes).second) {
+      *why_not = absl::StrCat("the attributes of a ", Py_TYPE(object)->tp_name, " in the result are not its own");
+      return false;
+    }
     Py_ssize_t position = 0;
     PyObject* key;
     PyObject* value;
@@ -292,8 +300,13 @@ std::unique_ptr<OutputRecipe> OutputRecipe::Describe(PyObject* result, const Hea
                                                      const InputSignature& inputs, OpRecorder* recorder,
                                                      std::string* why_not) {
   auto recipe = std::make_unique<OutputRecipe>();
-  Describer describer{recipe.get(), heap, guarded, inputs, recorder, why_not, {}, {}};
+  Describer describer{recipe.get(), heap, guarded, inputs, recorder, why_not, {}, {}, {}};
   if (describer.Add(result, 0) < 0) return nullptr;
+  for (PyObject* attributes : describer.attribute_dicts) {
+    if (describer.done.count(attributes) == 0) continue;
+    *why_not = "the result holds an object beside its own __dict__";
+    return nullptr;
+  }
   for (const Node& node : recipe->nodes_) {
     if (node.kind != Kind::kAtom || node.object) continue;
     *why_not = "the result holds something that could not be described";
