@@ -336,9 +336,8 @@ void Tracer::CallLruCache(PyObject* wrapper, const Arguments& args) {
     PyErr_Clear();
     return;
   }
-  // With a single entry there is no order of use to keep.
-  bool single = PyLong_Check(size.get()) && PyLong_AsLong(size.get()) == 1;
-  if (limit.get() != Py_None && !single && PyObject_RichCompareBool(size.get(), limit.get(), Py_LT) != 1) {
+  // A full cache puts a new result into the entry of an old one: the same object is another value then.
+  if (limit.get() != Py_None && PyObject_RichCompareBool(size.get(), limit.get(), Py_LT) != 1) {
     Refuse("c-callable", absl::StrCat("calls ", NameOf(wrapper), ", whose full cache keeps the recently used entries"),
            "give the cache room, or maxsize=None");
     return;

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from eager_twin import Fn, eager_twin, full
 from torch import nn
@@ -118,3 +121,86 @@ def test_class_of_a_result_reaches_the_module():
     reference = weakref.ref(m)
     del m, result, Result, forward
     yield "must:freed", is_freed(reference)
+
+
+class Attributes:
+    pass
+
+
+class AttributeDict(dict):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
+
+
+class Shared:
+    everybodys: ClassVar[dict[str, Any]] = {"v": 1}
+
+    def __init__(self) -> None:
+        self.__dict__ = self.everybodys
+
+
+def with_attributes_of(attributes: Any) -> Attributes:
+    made = Attributes()
+    made.__dict__ = attributes
+    return made
+
+
+def beside_its_attributes(self, x):
+    made = Attributes()
+    made.y = x + 1
+    return made, vars(made)
+
+
+def two_with_the_same_attributes(self, x):
+    made = with_attributes_of({"y": x + 1})
+    return made, with_attributes_of(made.__dict__)
+
+
+FORWARDS: dict[str, Callable[..., Any]] = {
+    "itself": lambda self, x: (AttributeDict(y=x + 1),),
+    "of a class": lambda self, x: (Shared(), x + 1),
+    "of the module": lambda self, x: (with_attributes_of(self.kept), x + 1),
+    "beside its attributes": beside_its_attributes,
+    "behind its attributes": lambda self, x: beside_its_attributes(self, x)[::-1],
+    "two with the same": two_with_the_same_attributes,
+    "a dict of another kind": lambda self, x: (with_attributes_of(collections.Counter(y=1)), x + 1),
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
+def test_attributes_that_something_else_holds(forward):
+    def program():
+        m = Fn(forward, kept={"v": 1})
+        with torch.no_grad():
+            for i in range(6):
+                result = m(full(i, 2))
+                first = result[0]
+                (first if isinstance(first, dict) else vars(first))["stored"] = i
+                yield f"type {i}", [type(getattr(item, "__dict__", None)).__name__ for item in result]
+                for item in result:
+                    yield f"stored {i}", getattr(item, "stored", None)
+                    yield f"kept {i}", ("stored" in m.kept, "stored" in Shared.everybodys)
+                    yield f"item {i}", dict.get(item, "stored") if isinstance(item, dict) else None
+                m.kept.pop("stored", None)
+                Shared.everybodys.pop("stored", None)
+
+    eager_twin(program)()
+
+
+@eager_twin
+def test_full_cache_reuses_its_entry():
+    misses = []
+
+    @functools.lru_cache(maxsize=1)
+    def number(key):
+        misses.append(key)
+        return len(misses)
+
+    m = Fn(lambda self, x: x * number(2))
+    with torch.no_grad():
+        for i in range(5):
+            yield f"before {i}", m(full(i, 2))
+        number(3)
+        for i in range(5):
+            yield f"after {i}", m(full(i, 2))
