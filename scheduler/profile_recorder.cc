@@ -31,7 +31,7 @@ void ProfileTrack::Add(const ProfileRecord& record) noexcept {
     recorder_->CountDropped(1);
     return;
   }
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return;
   if (used_ == kChunkRecords) {
     // Without memory the interval is lost, never the call.
@@ -52,7 +52,7 @@ Profile::Track ProfileTrack::Close() {
   Profile::Track track;
   track.id = id_;
   track.name = name_;
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   closed_ = true;
   for (; first_ != nullptr; first_ = std::move(first_->next)) {
     const size_t count = first_.get() == last_ ? used_ : kChunkRecords;
@@ -65,13 +65,13 @@ Profile::Track ProfileTrack::Close() {
 ProfileRecorder::ProfileRecorder(ProfileLimits limits) : limits_(limits), start_ns_(ProfileClockNs()) {}
 
 ProfileTrack* ProfileRecorder::FindTrack() {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = tracks_.find(ThreadSerial());
   return found == tracks_.end() ? nullptr : found->second.get();
 }
 
 ProfileTrack* ProfileRecorder::AddTrack(uint64_t id, std::string name) {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<ProfileTrack>& track = tracks_[ThreadSerial()];
   if (track == nullptr) {
     track.reset(new ProfileTrack(this, id, std::move(name)));  // NOLINT: the constructor is private
@@ -83,7 +83,7 @@ ProfileTrack* ProfileRecorder::AddTrack(uint64_t id, std::string name) {
 uint64_t ProfileRecorder::AddSite(ProfileSite site) {
   // Not unique: a key that is cheap to make, for few sites each.
   std::string name = absl::StrCat(site.module, "|", site.file, "|", site.line);
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<uint64_t>& same_name = sites_by_name_[std::move(name)];
   for (const uint64_t index : same_name) {
     if (sites_[index] == site) return index;
@@ -95,7 +95,7 @@ uint64_t ProfileRecorder::AddSite(ProfileSite site) {
 }
 
 uint64_t ProfileRecorder::FindSites(uint64_t key, const std::string& module) {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(key);
   if (found == groups_.end()) return kNoSite;
   for (const auto& [name, first] : found->second) {
@@ -105,7 +105,7 @@ uint64_t ProfileRecorder::FindSites(uint64_t key, const std::string& module) {
 }
 
 uint64_t ProfileRecorder::InsertSites(uint64_t key, const std::string& module, std::vector<ProfileSite> sites) {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   // Another thread that runs the same plan may have come first; two groups of equal sites do no harm.
   if (sites_.size() + sites.size() > limits_.max_sites) return kNoSite;
   const uint64_t first = sites_.size();
@@ -117,7 +117,7 @@ uint64_t ProfileRecorder::InsertSites(uint64_t key, const std::string& module, s
 Profile ProfileRecorder::Close() {
   Profile profile;
   profile.start_ns = start_ns_;
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   for (ProfileTrack* track : track_order_) profile.tracks.push_back(track->Close());
   profile.sites = std::move(sites_);
   sites_.clear();
