@@ -13,7 +13,8 @@ shift 2
 (($#)) || set -- tests/python -k 'not grow and not leak and not keep_memory' --ignore-glob='*/test_cli*.py' \
   --ignore-glob='*/test_face*.py' --ignore-glob='*/test_corpus.py' --ignore-glob='*/test_instrument_cpython.py' \
   --ignore-glob='*/test_interrupts_at_every_stage.py' --ignore-glob='*/test_collector_at_every_stage.py' \
-  --ignore-glob='*/test_replaced_weights.py' --ignore-glob='*/test_refused_environments.py'
+  --ignore-glob='*/test_replaced_weights.py' --ignore-glob='*/test_refused_environments.py' \
+  --ignore-glob='*/test_profile_run.py'
 # The runtime comes before everything else, and libstdc++ with it, so that exceptions are intercepted too.
 preload="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libstdc++.so)"
 # pytest captures file descriptor 2, so reports go to files.
