@@ -548,7 +548,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       return;
     }
     case CallModel::kLock:
-      ++locks_held_;
+      TakeLock();
       return;
     case CallModel::kUnlock:
       --locks_held_;

@@ -458,7 +458,7 @@ void Tracer::EnterContext(PyObject* manager) {
   if (method != nullptr && !PyFunction_Check(method)) {
     std::string name = Py_TYPE(manager)->tp_name;
     if (name == "_thread.RLock" || name == "_thread.lock") {
-      ++locks_held_;
+      TakeLock();
     } else if (name.find("DisableTorchFunction") == std::string::npos) {
       Refuse("context-manager", absl::StrCat("the context manager ", name, " is written in C and not known"),
              "move it outside of the model");

@@ -154,6 +154,16 @@ bool Tracer::IsMemoizedLookup(PyCodeObject* code) {
          (absl::EndsWith(file, "torch/_library/simple_registry.py") && name == "find_torch_dispatch_rule");
 }
 
+void Tracer::TakeLock() {
+  ++locks_held_;
+  // Of locks that guard caches and logging, whose content the guards compare, a plan need not know. Whoever holds the
+  // program's own makes its calls wait, or fail to get it.
+  const std::string file = frames_.empty() ? "" : Text(frames_.back().code->co_filename);
+  if (absl::EndsWith(file, "/functools.py") || absl::EndsWith(file, "/logging/__init__.py")) return;
+  if (!frames_.empty() && IsTorchCode(frames_.back().code)) return;
+  Refuse("lock", "takes a lock that others may hold", "take it around the call of the model");
+}
+
 bool Tracer::IsTorchCode(PyCodeObject* code) const {
   auto [found, inserted] = is_torch_code_.try_emplace(code, false);
   if (inserted) found->second = absl::StrContains(Text(code->co_filename), "/torch/");

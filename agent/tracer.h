@@ -137,6 +137,8 @@ class Tracer final : public ProbeSink {
   // State that cannot be watched: fine for objects the call makes, refused for older ones.
   void TouchOpaque(PyObject* object);
   void Write(PyObject* object);
+  // Called when the innermost frame takes a lock.
+  void TakeLock();
   void HideModeFrom(const FrameView& frame, const Site& site, PyObject** sp);
   void ShowMode();
   void CompareIdentity(PyObject* left, PyObject* right);
