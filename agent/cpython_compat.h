@@ -9,6 +9,7 @@
 
 #include <Python.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -247,6 +248,11 @@ inline constexpr int16_t kDictTagOffset = offsetof(PyDictObject, ma_version_tag)
 
 // The tag as it stands: 0 when the type changed since a tag was assigned. One load, for polling.
 inline uint32_t CurrentTypeTag(const PyTypeObject* type) noexcept { return type->tp_version_tag; }
+// The same in the upper half of a word: nothing but tp_del's bytes lie below.
+inline constexpr int kTypeTagShift = 32;
+inline constexpr int16_t kTypeTagOffset = offsetof(PyTypeObject, tp_version_tag) - 4;
+static_assert(sizeof(PyTypeObject::tp_version_tag) == 4 && sizeof(void*) == 8);
+static_assert(std::endian::native == std::endian::little);
 // Assigns a tag if the type has none; 0: the interpreter gives this type none any more, so it cannot be guarded.
 uint32_t TypeTag(PyTypeObject* type) noexcept;
 

@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <unordered_set>
 #include <utility>
@@ -60,6 +61,23 @@ class ExpectedValue {
   }
   // The value is owned, or must be absent: nothing else can have its address.
   bool address_suffices() const { return mode_ == Mode::kOwned || mode_ == Mode::kPinned || mode_ == Mode::kAbsent; }
+  // A further word that, compared after the value's address, proves what MatchesHeld() proves: the weak reference's
+  // referent, or the value's type. Without an object: there is no such word.
+  struct Witness {
+    PyObject* object = nullptr;  // owned by this, or the value itself: alive where its address was found
+    PyTypeObject* type = nullptr;
+    int16_t offset = 0;
+    uintptr_t word = 0;
+  };
+  Witness witness() const {
+    if (mode_ == Mode::kWeak) {
+      return {keeper_, Py_TYPE(keeper_), offsetof(PyWeakReference, wr_object), reinterpret_cast<uintptr_t>(pointer_)};
+    }
+    if (mode_ == Mode::kPlain) {
+      return {pointer_, type_, offsetof(PyObject, ob_type), reinterpret_cast<uintptr_t>(type_)};
+    }
+    return {};
+  }
   // Only the place that holds the value proves that it is alive.
   bool needs_place() const { return mode_ == Mode::kPlain || mode_ == Mode::kReferents || mode_ == Mode::kDerived; }
   // Owning it shows nowhere: it reaches nothing but atoms, builtin types and objects without references.

@@ -17,6 +17,10 @@ PyAPI_FUNC(int) _PySet_NextEntry(PyObject*, Py_ssize_t*, PyObject**, Py_hash_t*)
 namespace cuvil::agent {
 namespace {
 
+// A function's guarded fields, as AddPlaces() and Passes() count them.
+static_assert(offsetof(PyFunctionObject, func_defaults) == offsetof(PyFunctionObject, func_code) + sizeof(void*));
+static_assert(offsetof(PyFunctionObject, func_kwdefaults) == offsetof(PyFunctionObject, func_code) + 2 * sizeof(void*));
+
 // How many checks ahead objects are fetched: benchmarks/guards_bench.py, "in calls".
 constexpr ptrdiff_t kAhead = 16;
 
@@ -121,7 +125,10 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
         }
         if (entry.kind == StateKind::kType) {
           details.what = std::string("class ") + reinterpret_cast<PyTypeObject*>(entry.object)->tp_name;
+          check.shift = kTypeTagShift;
+          check.offset = kTypeTagOffset;
           check.value = TypeTag(reinterpret_cast<PyTypeObject*>(entry.object));
+          check.plain = check.value != 0;
         } else {
           check.shift = kDictTagShift;
           check.offset = kDictTagOffset;
@@ -139,15 +146,14 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
         for (PyObject* value : entry.pointers) add_value(value);
         break;
       case StateKind::kFunction:
+        // The closure tuple cannot be replaced; its cells have checks of their own.
         for (size_t k = 0; k < 3; ++k) add_value(entry.pointers[k]);
+        check.offset = offsetof(PyFunctionObject, func_code);
         break;
       case StateKind::kCell:
       case StateKind::kMember:
         add_value(entry.pointers[0]);
         if (entry.kind == StateKind::kCell) check.offset = offsetof(PyCellObject, ob_ref);
-        // Where the same address is the same value, comparing it comes first.
-        check.plain = check.kind == entry.kind && details.values[0].address_suffices();
-        check.value = reinterpret_cast<uintptr_t>(entry.pointers[0]);
         break;
       case StateKind::kContextVar:
         add_value(entry.pointers[0]);
@@ -168,8 +174,36 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     }
     // A context variable that a C function handed out has no place that keeps it.
     if (entry.kind == StateKind::kContextVar && ExpectedValue::MayOwn(entry.object)) own(entry.object);
-    checks_.push_back(check);
+    if (check.kind == StateKind::kFunction || check.kind == StateKind::kCell || check.kind == StateKind::kMember) {
+      AddPlaces(check, &details);
+    } else {
+      checks_.push_back(check);
+    }
     details_.push_back(std::move(details));
+  }
+}
+
+void GuardSet::AddPlaces(Check check, Details* details) {
+  for (const ExpectedValue& value : details->values) {
+    PyObject* held = value.pointer();
+    // Where the same address is the same value, or one more word tells, comparing the address comes first.
+    const ExpectedValue::Witness witness = value.witness();
+    const bool owned_tuple = held != nullptr && PyTuple_CheckExact(held) && ExpectedValue::MayOwn(held);
+    if (owned_tuple) details->owned.push_back(Py_NewRef(held));
+    check.plain = value.address_suffices() || owned_tuple || witness.object != nullptr;
+    check.value = reinterpret_cast<uintptr_t>(held);
+    checks_.push_back(check);
+    check.further = 1;
+    if (witness.object != nullptr) {
+      Check second = check;
+      second.kind = StateKind::kOpaque;  // there is nothing else to look at
+      second.object = witness.object;
+      second.type = reinterpret_cast<uintptr_t>(witness.type);
+      second.offset = witness.offset;
+      second.value = witness.word;
+      checks_.push_back(second);
+    }
+    check.offset = static_cast<int16_t>(check.offset + sizeof(void*));
   }
 }
 
@@ -239,17 +273,15 @@ bool GuardSet::Passes(Check& check) {
       }
       return true;
     }
-    case StateKind::kFunction: {
-      const Details& details = details_[check.details];
-      // The closure tuple cannot be replaced; its cells have checks of their own.
-      return details.values[0].MatchesHeld(PyFunction_GET_CODE(object)) &&
-             details.values[1].MatchesHeld(PyFunction_GET_DEFAULTS(object)) &&
-             details.values[2].MatchesHeld(PyFunction_GET_KW_DEFAULTS(object));
-    }
+    case StateKind::kFunction:
     case StateKind::kCell:
-      return details_[check.details].values[0].MatchesHeld(PyCell_GET(object));
-    case StateKind::kMember:
-      return details_[check.details].values[0].MatchesHeld(LoadPointer(object, check.offset));
+    case StateKind::kMember: {
+      size_t k = 0;
+      if (check.kind == StateKind::kFunction) {
+        k = (static_cast<size_t>(check.offset) - offsetof(PyFunctionObject, func_code)) / sizeof(void*);
+      }
+      return details_[check.details].values[k].MatchesHeld(LoadPointer(object, check.offset));
+    }
     case StateKind::kContextVar: {
       PyObject* value = nullptr;
       if (PyContextVar_Get(object, nullptr, &value) < 0) PyErr_Clear();
@@ -282,8 +314,9 @@ bool GuardSet::Hold() {
   const Check* const last = checks_.data() + checks_.size() - 1;
   for (Check& check : checks_) {
     // Operators have emptied the caches since the last call. Prefetching an address is no access: what lies there may
-    // be gone already. The tag of a dict and the words of an instance share the type's cache line.
-    __builtin_prefetch(std::min<const Check*>(&check + kAhead, last)->object);
+    // be gone already. The word mostly shares its cache line with the type.
+    const Check& ahead = *std::min<const Check*>(&check + kAhead, last);
+    __builtin_prefetch(reinterpret_cast<const char*>(ahead.object) + ahead.offset);
     if (check.plain) {
       const char* object = reinterpret_cast<const char*>(check.object);
       uintptr_t word;
@@ -302,7 +335,7 @@ bool GuardSet::Hold() {
 
 std::string GuardSet::Describe() const {
   std::map<std::string, int> counts;
-  for (const Check& check : checks_) ++counts[KindName(check.kind)];
+  for (const Check& check : checks_) counts[KindName(check.kind)] += check.further ? 0 : 1;
   std::string text;
   for (const auto& [name, count] : counts) text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
   return text;

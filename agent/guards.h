@@ -32,29 +32,32 @@ class GuardSet {
 
   bool Hold();
 
-  size_t size() const { return checks_.size(); }
+  // Pieces of state; some take several checks.
+  size_t size() const { return details_.size(); }
   std::string Describe() const;
   std::string LastFailure() const;
 
  private:
-  // 32 bytes, so that two share a cache line. A plain check is two compares without a look at the kind:
-  // the object's type, and one word of the object, shifted (a dict's version tag, an instance's __dict__ pointer).
+  // 32 bytes, so that two share a cache line. A plain check is two compares without a look at the kind: the object's
+  // type, and one word of the object, shifted (a version tag, the pointer that a place holds).
   struct Check {
     StateKind kind;
     uint8_t shift = 0;
-    int16_t offset = 0;     // in bytes: of that word; kMember: of the member
-    uint32_t details : 30;  // index into details_: only looked at when a tag has moved
+    int16_t offset = 0;     // in bytes: of that word
+    uint32_t details : 29;  // index into details_: only looked at when a word has moved
     uint32_t plain : 1;
+    uint32_t further : 1;        // one more check of the entry that the check before it is of
     uint32_t ordered : 1;        // kDict: an OrderedDict with several entries read as a whole: order counts
     PyObject* object = nullptr;  // borrowed: alive while the checks before this one hold
     uintptr_t type = 0;
-    uintptr_t value = 0;  // the word, shifted; kType: version tag; kWeakref: referent
+    uintptr_t value = 0;  // the word, shifted; kWeakref: referent
   };
   static_assert(sizeof(void*) != 8 || sizeof(Check) == 32);
   struct Details {
     std::vector<ExpectedValue> keys;  // kDict and kType
     std::vector<Py_hash_t> hashes;
-    std::vector<PyObject*> owned;  // kCall: the callable and its arguments; kContextVar: itself, if it may be owned
+    // kCall: the callable and its arguments; kContextVar: itself, if it may be owned; places: tuples that may be.
+    std::vector<PyObject*> owned;
     std::vector<ExpectedValue> values;
     bool whole = false;
     uintptr_t order_state = 0;
@@ -65,6 +68,8 @@ class GuardSet {
     Details& operator=(Details&&) = default;
   };
 
+  // The checks of the places in `object` that hold `details.values`, one word after the other from `offset` on.
+  void AddPlaces(Check check, Details* details);
   bool Passes(Check& check);
   bool DictStillMatches(Check& check);
 
