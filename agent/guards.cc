@@ -30,6 +30,8 @@ PyObject* LoadPointer(PyObject* object, Py_ssize_t offset) {
   return value;
 }
 
+uintptr_t LoadWord(PyObject* object, Py_ssize_t offset) { return reinterpret_cast<uintptr_t>(LoadPointer(object, offset)); }
+
 const char* KindName(StateKind kind) {
   switch (kind) {
     case StateKind::kInstance:
@@ -83,9 +85,10 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     if (!old[i] || entry.structural) continue;
     Check check{};
     check.kind = entry.kind;
+    bool plain = false;
     check.offset = static_cast<int16_t>(entry.offset);
     check.details = static_cast<uint32_t>(details_.size());
-    check.object = entry.object;
+    PyObject* const object = entry.object;
     check.type = reinterpret_cast<uintptr_t>(Py_TYPE(entry.object));
     // An object with thousands of slots: the check cannot say where to look, so it never passes.
     if (check.offset != entry.offset) check.kind = StateKind::kOpaque;
@@ -103,7 +106,7 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     auto own = [&](PyObject* object) { details.owned.push_back(Py_NewRef(object)); };
     switch (check.kind) {
       case StateKind::kInstance:
-        check.plain = 1;
+        plain = true;
         check.type = reinterpret_cast<uintptr_t>(entry.pointers[0]);
         check.value = reinterpret_cast<uintptr_t>(entry.pointers[1]);
         if (check.offset == 0) {  // no __dict__: the type is compared twice
@@ -125,17 +128,15 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
         }
         if (entry.kind == StateKind::kType) {
           details.what = std::string("class ") + reinterpret_cast<PyTypeObject*>(entry.object)->tp_name;
-          check.shift = kTypeTagShift;
           check.offset = kTypeTagOffset;
-          check.value = TypeTag(reinterpret_cast<PyTypeObject*>(entry.object));
-          check.plain = check.value != 0;
+          plain = TypeTag(reinterpret_cast<PyTypeObject*>(object)) != 0;
+          check.value = LoadWord(object, kTypeTagOffset);
         } else {
-          check.shift = kDictTagShift;
           check.offset = kDictTagOffset;
-          check.plain = 1;
-          check.value = DictTag(reinterpret_cast<PyDictObject*>(entry.object));
+          plain = true;
+          check.value = LoadWord(object, kDictTagOffset);
           if (entry.whole && entry.items.size() > 1 && PyODict_Check(entry.object)) {
-            check.plain = 0;
+            plain = false;
             check.ordered = 1;
             details.order_state = OrderedDictState(entry.object);
           }
@@ -174,13 +175,23 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     }
     // A context variable that a C function handed out has no place that keeps it.
     if (entry.kind == StateKind::kContextVar && ExpectedValue::MayOwn(entry.object)) own(entry.object);
+    check.word = reinterpret_cast<const char*>(object) + check.offset;
     if (check.kind == StateKind::kFunction || check.kind == StateKind::kCell || check.kind == StateKind::kMember) {
       AddPlaces(check, &details);
     } else {
-      checks_.push_back(check);
+      Add(check, plain);
     }
     details_.push_back(std::move(details));
   }
+  stops_.push_back(static_cast<uint32_t>(checks_.size()));
+  Check beyond{};
+  beyond.word = reinterpret_cast<const char*>(this);
+  checks_.insert(checks_.end(), kAhead, beyond);
+}
+
+void GuardSet::Add(const Check& check, bool plain) {
+  if (!plain) stops_.push_back(static_cast<uint32_t>(checks_.size()));
+  checks_.push_back(check);
 }
 
 void GuardSet::AddPlaces(Check check, Details* details) {
@@ -190,27 +201,32 @@ void GuardSet::AddPlaces(Check check, Details* details) {
     const ExpectedValue::Witness witness = value.witness();
     const bool owned_tuple = held != nullptr && PyTuple_CheckExact(held) && ExpectedValue::MayOwn(held);
     if (owned_tuple) details->owned.push_back(Py_NewRef(held));
-    check.plain = value.address_suffices() || owned_tuple || witness.object != nullptr;
     check.value = reinterpret_cast<uintptr_t>(held);
-    checks_.push_back(check);
+    Add(check, value.address_suffices() || owned_tuple || witness.object != nullptr);
     check.further = 1;
     if (witness.object != nullptr) {
       Check second = check;
       second.kind = StateKind::kOpaque;  // there is nothing else to look at
-      second.object = witness.object;
-      second.type = reinterpret_cast<uintptr_t>(witness.type);
+      second.word = reinterpret_cast<const char*>(witness.object) + witness.offset;
       second.offset = witness.offset;
+      second.type = reinterpret_cast<uintptr_t>(witness.type);
       second.value = witness.word;
-      checks_.push_back(second);
+      Add(second, true);
     }
+    check.word += sizeof(void*);
     check.offset = static_cast<int16_t>(check.offset + sizeof(void*));
   }
 }
 
 bool GuardSet::DictStillMatches(Check& check) {
   Details& details = details_[check.details];
-  PyObject* dict = check.object;
-  uint64_t tag = DictTag(reinterpret_cast<PyDictObject*>(dict));
+  PyObject* dict = check.object();
+  const uintptr_t word = LoadWord(dict, kDictTagOffset);
+  // Beside the tag there are bits that say who watches the dict.
+  if (word >> kDictTagShift == check.value >> kDictTagShift) {
+    check.value = word;
+    return true;
+  }
   if (details.whole) {
     if (check.ordered || static_cast<size_t>(PyDict_GET_SIZE(dict)) != details.keys.size()) return false;
     Py_ssize_t position = 0;
@@ -231,19 +247,19 @@ bool GuardSet::DictStillMatches(Check& check) {
       if (!details.values[i].MatchesHeld(value)) return false;
     }
   }
-  check.value = tag;
+  check.value = word;
   return true;
 }
 
 bool GuardSet::Passes(Check& check) {
-  PyObject* object = check.object;
+  PyObject* object = check.object();
   // An object without weak references may have been replaced by one of another type at the same address.
   if (reinterpret_cast<uintptr_t>(Py_TYPE(object)) != check.type) return false;
   switch (check.kind) {
     case StateKind::kInstance:
       return false;  // plain, and its __dict__ is another one
     case StateKind::kDict: {
-      if (DictTag(reinterpret_cast<PyDictObject*>(object)) != check.value && !DictStillMatches(check)) return false;
+      if (!DictStillMatches(check)) return false;
       // The details are another cache line for each of a thousand dicts: only where order counts.
       return !check.ordered || OrderedDictState(object) == details_[check.details].order_state;
     }
@@ -251,7 +267,7 @@ bool GuardSet::Passes(Check& check) {
       // No second look at the names that were read: a special method, a base or an attribute hook may have come or
       // gone.
       uint32_t tag = CurrentTypeTag(reinterpret_cast<PyTypeObject*>(object));
-      return tag != 0 && tag == check.value;
+      return tag != 0 && tag == check.value >> kTypeTagShift;
     }
     case StateKind::kList: {
       const Details& details = details_[check.details];
@@ -309,33 +325,33 @@ bool GuardSet::Passes(Check& check) {
   return false;
 }
 
+bool GuardSet::FailAt(const Check* check) {
+  last_failure_ = check - checks_.data();
+  return false;
+}
+
 bool GuardSet::Hold() {
-  if (checks_.empty()) return true;
-  const Check* const last = checks_.data() + checks_.size() - 1;
-  for (Check& check : checks_) {
-    // Operators have emptied the caches since the last call. Prefetching an address is no access: what lies there may
-    // be gone already. The word mostly shares its cache line with the type.
-    const Check& ahead = *std::min<const Check*>(&check + kAhead, last);
-    __builtin_prefetch(reinterpret_cast<const char*>(ahead.object) + ahead.offset);
-    if (check.plain) {
-      const char* object = reinterpret_cast<const char*>(check.object);
+  Check* check = checks_.data();
+  const Check* const last = check + stops_.back();
+  for (const uint32_t* stop = stops_.data();; ++stop, ++check) {
+    for (const Check* const end = checks_.data() + *stop; check != end; ++check) {
+      // Operators have emptied the caches since the last call. Prefetching an address is no access: what lies there may
+      // be gone already. The word mostly shares its cache line with the type.
+      __builtin_prefetch(check[kAhead].word);
       uintptr_t word;
-      std::memcpy(&word, object + check.offset, sizeof word);
-      if (reinterpret_cast<uintptr_t>(Py_TYPE(check.object)) == check.type && (word >> check.shift) == check.value) {
-        continue;
-      }
+      std::memcpy(&word, check->word, sizeof word);
+      if (reinterpret_cast<uintptr_t>(Py_TYPE(check->object())) == check->type && word == check->value) continue;
+      if (!Passes(*check)) return FailAt(check);
     }
-    if (!Passes(check)) {
-      last_failure_ = &check - checks_.data();
-      return false;
-    }
+    if (check == last) return true;
+    __builtin_prefetch(check[kAhead].word);
+    if (!Passes(*check)) return FailAt(check);
   }
-  return true;
 }
 
 std::string GuardSet::Describe() const {
   std::map<std::string, int> counts;
-  for (const Check& check : checks_) counts[KindName(check.kind)] += check.further ? 0 : 1;
+  for (size_t i = 0; i < stops_.back(); ++i) counts[KindName(checks_[i].kind)] += checks_[i].further ? 0 : 1;
   std::string text;
   for (const auto& [name, count] : counts) text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
   return text;

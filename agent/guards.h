@@ -39,18 +39,18 @@ class GuardSet {
 
  private:
   // 32 bytes, so that two share a cache line. A plain check is two compares without a look at the kind: the object's
-  // type, and one word of the object, shifted (a version tag, the pointer that a place holds).
+  // type, and one word of the object (the one that holds a version tag, or the pointer that a place holds).
   struct Check {
-    StateKind kind;
-    uint8_t shift = 0;
-    int16_t offset = 0;     // in bytes: of that word
-    uint32_t details : 29;  // index into details_: only looked at when a word has moved
-    uint32_t plain : 1;
-    uint32_t further : 1;        // one more check of the entry that the check before it is of
-    uint32_t ordered : 1;        // kDict: an OrderedDict with several entries read as a whole: order counts
-    PyObject* object = nullptr;  // borrowed: alive while the checks before this one hold
+    const char* word = nullptr;  // in the object, which is borrowed: alive while the checks before this one hold
     uintptr_t type = 0;
-    uintptr_t value = 0;  // the word, shifted; kWeakref: referent
+    uintptr_t value = 0;  // of the word; kWeakref: referent
+    uint32_t details : 30;  // index into details_: only looked at when a word has moved
+    uint32_t further : 1;   // one more check of the entry that the check before it is of
+    uint32_t ordered : 1;   // kDict: an OrderedDict with several entries read as a whole: order counts
+    int16_t offset = 0;     // of the word, in bytes
+    StateKind kind;
+
+    PyObject* object() const { return const_cast<PyObject*>(reinterpret_cast<const PyObject*>(word - offset)); }
   };
   static_assert(sizeof(void*) != 8 || sizeof(Check) == 32);
   struct Details {
@@ -70,10 +70,13 @@ class GuardSet {
 
   // The checks of the places in `object` that hold `details.values`, one word after the other from `offset` on.
   void AddPlaces(Check check, Details* details);
+  void Add(const Check& check, bool plain);
   bool Passes(Check& check);
+  bool FailAt(const Check* check);
   bool DictStillMatches(Check& check);
 
-  std::vector<Check> checks_;
+  std::vector<Check> checks_;    // followed by kAhead more, only to be prefetched
+  std::vector<uint32_t> stops_;  // those that are not plain, then how many there are
   std::vector<Details> details_;
   std::string why_not_;
   int64_t last_failure_ = -1;
