@@ -2,6 +2,8 @@
 
 #include <Python.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -19,10 +21,19 @@ namespace cuvil::agent {
 class CapturedTensors {
  public:
   void Add(PyObject* tensor, TensorMeta metadata) {
-    Tensor added{tensor, Py_TYPE(tensor), Bridge().FromPyObject(tensor).impl(), -1, {}};
-    if (!TensorBridge::Flatten(metadata, &added.meta)) {
-      added.large = static_cast<int64_t>(large_.size());
-      large_.push_back(std::move(metadata));
+    const torch_abi::TensorRef ref = Bridge().FromPyObject(tensor);
+    const void* const autograd = Bridge().AutogradMeta(ref);
+    Tensor added{tensor, ref.impl(), autograd != nullptr ? autograd : ref.impl(), 0, false};
+    Flat flat{Py_TYPE(tensor), {}};
+    if (TensorBridge::Flatten(metadata, &flat.meta)) {
+      // A model has few kinds of weights: what they must be stays in the nearest cache.
+      const auto known = std::find(flat_.begin(), flat_.end(), flat);
+      added.expected = static_cast<uint32_t>(known - flat_.begin());
+      if (known == flat_.end()) flat_.push_back(flat);
+    } else {
+      added.is_large = true;
+      added.expected = static_cast<uint32_t>(large_.size());
+      large_.push_back({Py_TYPE(tensor), std::move(metadata)});
     }
     tensors_.push_back(added);
   }
@@ -30,13 +41,19 @@ class CapturedTensors {
   PyObject* at(size_t i) const { return tensors_[i].object; }
   // Index of the first tensor that is not what it was, or -1. Precondition: the guards hold.
   int64_t FirstChanged() const {
+    const TensorBridge& bridge = Bridge();
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const Tensor& tensor = tensors_[i];
       if (i + kAhead < tensors_.size()) Prefetch(tensors_[i + kAhead]);
-      if (Py_TYPE(tensor.object) != tensor.type) return static_cast<int64_t>(i);
-      const torch_abi::TensorRef ref = Bridge().FromPyObject(tensor.object);
-      const bool same = tensor.large < 0 ? Bridge().SameFlat(ref, tensor.meta)
-                                         : Bridge().SameMeta(ref, large_[static_cast<size_t>(tensor.large)]);
+      const torch_abi::TensorRef ref = bridge.FromPyObject(tensor.object);
+      bool same;
+      if (tensor.is_large) {
+        const Large& expected = large_[tensor.expected];
+        same = Py_TYPE(tensor.object) == expected.type && bridge.SameMeta(ref, expected.meta);
+      } else {
+        const Flat& expected = flat_[tensor.expected];
+        same = Py_TYPE(tensor.object) == expected.type && bridge.SameFlat(ref, expected.meta);
+      }
       if (!same) return static_cast<int64_t>(i);
     }
     return -1;
@@ -45,12 +62,22 @@ class CapturedTensors {
  private:
   static constexpr size_t kAhead = 8;  // benchmarks/guards_bench.py, "in calls"
 
+  // Two share a cache line.
   struct Tensor {
     PyObject* object;  // borrowed: the place that a guard has just compared holds it
+    const void* impl;  // where it and its autograd metadata were: only to prefetch
+    const void* autograd;
+    uint32_t expected : 31;  // position in flat_ or large_
+    uint32_t is_large : 1;
+  };
+  struct Flat {
     PyTypeObject* type;
-    const void* impl;  // where it was: only to prefetch
-    int64_t large;     // position in large_, or -1
     FlatTensorMeta meta;
+    bool operator==(const Flat&) const = default;
+  };
+  struct Large {
+    PyTypeObject* type;
+    TensorMeta meta;
   };
 
   // Operators have emptied the caches since the last call. Prefetching an address is no access: what lies there may be
@@ -61,9 +88,13 @@ class CapturedTensors {
     __builtin_prefetch(impl);
     __builtin_prefetch(impl + 64);
     __builtin_prefetch(impl + 128);
+    const char* autograd = static_cast<const char*>(tensor.autograd);
+    __builtin_prefetch(autograd);
+    __builtin_prefetch(autograd + 64);
   }
 
-  std::vector<TensorMeta> large_;  // of tensors with more than five dimensions
+  std::vector<Flat> flat_;
+  std::vector<Large> large_;  // of tensors with more than five dimensions
   std::vector<Tensor> tensors_;
 };
 

@@ -50,6 +50,8 @@ struct FlatTensorMeta {
   uint8_t dimension = 0;
   int64_t sizes[5] = {};
   int64_t strides[5] = {};
+
+  bool operator==(const FlatTensorMeta&) const = default;
 };
 
 class TensorBridge {
