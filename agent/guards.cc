@@ -30,7 +30,9 @@ PyObject* LoadPointer(PyObject* object, Py_ssize_t offset) {
   return value;
 }
 
-uintptr_t LoadWord(PyObject* object, Py_ssize_t offset) { return reinterpret_cast<uintptr_t>(LoadPointer(object, offset)); }
+uintptr_t LoadWord(PyObject* object, Py_ssize_t offset) {
+  return reinterpret_cast<uintptr_t>(LoadPointer(object, offset));
+}
 
 const char* KindName(StateKind kind) {
   switch (kind) {

@@ -43,7 +43,7 @@ class GuardSet {
   struct Check {
     const char* word = nullptr;  // in the object, which is borrowed: alive while the checks before this one hold
     uintptr_t type = 0;
-    uintptr_t value = 0;  // of the word; kWeakref: referent
+    uintptr_t value = 0;    // of the word; kWeakref: referent
     uint32_t details : 30;  // index into details_: only looked at when a word has moved
     uint32_t further : 1;   // one more check of the entry that the check before it is of
     uint32_t ordered : 1;   // kDict: an OrderedDict with several entries read as a whole: order counts
