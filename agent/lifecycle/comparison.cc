@@ -354,6 +354,10 @@ OwnedRef Comparer::Bytes(PyObject* tensor) {
     if (!value) return value;
     value = Method(value.get(), step);
   }
+  // One element counts as contiguous whatever its stride, but view() of another type demands 1.
+  const OwnedRef count = value ? Method(value.get(), "numel") : OwnedRef();
+  if (!count) return OwnedRef();
+  value = OwnedRef::Steal(PyObject_CallMethod(value.get(), "as_strided", "((O)(i))", count.get(), 1));
   return value ? Method(value.get(), "view", uint8_.get()) : OwnedRef();
 }
 

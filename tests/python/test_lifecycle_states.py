@@ -211,6 +211,8 @@ class Slotted(Base):
         (lambda x: x * (1 + 1e-7), lambda x: x * (1 + 2e-7), True),
         (lambda x: x * 1.0, lambda x: x * 1.001, False),
         (lambda x: torch.tensor(2), lambda x: torch.tensor(3), False),
+        (lambda x: (x + 1)[:1, ::4], lambda x: (x + 1)[:1, ::4], True),  # one element, its stride is not 1
+        (lambda x: (x + 1)[:1, ::4], lambda x: (x + 2)[:1, ::4], False),
         (lambda x: collections.deque([1, 2]), lambda x: collections.deque([1, 2]), True),
         (lambda x: collections.deque([1, 2]), lambda x: collections.deque([1, 3]), False),
         (lambda x: Queue([1, 2]), lambda x: Queue([1, 2]), True),
