@@ -159,6 +159,7 @@ fake.enable()
 class Double(torch.nn.Module):
     def forward(self, x): return x * 2.0
 model, x, count = Double(), torch.ones(2), 0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     with torch.no_grad():
