@@ -68,6 +68,7 @@ void WaitForBuild(PlanEntry& entry) {
   entry.waited = true;
   const std::chrono::nanoseconds timeout(std::min(entry.trace_ns / 32, kMaxWaitNs));
   if (timeout < std::chrono::microseconds(10)) return;
+  AssertGilHeld();
   const GilRelease no_gil;
   TheLifecycle().worker.WaitFor(
       [&entry] { return entry.stage.load(std::memory_order_acquire) != PlanEntry::Stage::kBuilding; }, timeout);
