@@ -144,13 +144,23 @@ if wants wheels; then
 fi
 
 if wants python; then
+  # A run keeps one core busy, so two go side by side where there are two.
+  running=()
+  failed=0
   for version in "${versions[@]}"; do
     environment "$version"
+    if ((${#running[@]} >= (jobs > 1 ? 2 : 1))); then
+      wait "${running[0]}" || failed=1
+      running=("${running[@]:1}")
+    fi
     tag="$(tag_of "$version")"
     step "$logs/pytest-$version.log" "Python $version: pytest" env PYTHONPATH="build/$tag/python" \
-      "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider --durations=15 ${CUVIL_PYTEST_ARGS:-} tests
-    tail -n 1 "$logs/pytest-$version.log" >&2
+      "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider --durations=15 ${CUVIL_PYTEST_ARGS:-} tests &
+    running+=("$!")
   done
+  for run in "${running[@]}"; do wait "$run" || failed=1; done
+  for version in "${versions[@]}"; do say "Python $version: $(tail -n 1 "$logs/pytest-$version.log")"; done
+  ((failed == 0)) || die "pytest failed"
 fi
 
 say "all of: ${stages[*]} passed on Python ${versions[*]}${missing[*]:+ (skipped: ${missing[*]})}"
