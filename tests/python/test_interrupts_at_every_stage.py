@@ -55,14 +55,16 @@ def test_an_interrupt(stage: str) -> None:
 STAGE = {stage!r}
 with torch.no_grad():
     inside = 0
-    for attempt in range(12):
+    # Twelve moments within a call; on a busy machine more rounds until enough of them have hit it.
+    for attempt in range(120):
+        if attempt >= 12 and (STAGE == "served" or inside >= 4): break
         model = Slow().eval()
         for _ in range(("traced", "compared", "served").index(STAGE)): model(big)
         threads, blocks = threading.active_count(), gc.isenabled()
         before = cuvil.stats()
         # A comparing call runs the plan and then eager.
         length = seconds * (2 if STAGE == "compared" else 1)
-        inside += "forward" in interrupted(model, length * (0.1 + 0.07 * attempt))
+        inside += "forward" in interrupted(model, length * (0.1 + 0.07 * (attempt % 12)))
         assert gc.isenabled() and gc.get_threshold()[0] < 10_000
         for _ in range(5):
             y = model(big)
