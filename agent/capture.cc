@@ -1,7 +1,5 @@
 #include "agent/capture.h"
 
-#include <time.h>
-
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -21,15 +19,10 @@
 #include "agent/output_recipe.h"
 #include "agent/torch_state.h"
 #include "agent/tracer.h"
+#include "scheduler/monotonic_clock.h"
 
 namespace cuvil::agent {
 namespace {
-
-uint64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
-}
 
 Refusal MakeRefusal(const char* code, std::string message, const char* advice, bool retry = false) {
   Refusal refusal;
@@ -320,7 +313,7 @@ absl::Status InitializeCapture() {
 
 CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
   CaptureOutcome outcome;
-  uint64_t start = NowNs();
+  uint64_t start = scheduler::MonotonicNs();
   auto run = [&] {
     // The function itself: callers that go through the slot would come back to us.
     return original(ModuleCallFunction(), call.args, call.nargsf, call.kwnames);
@@ -331,7 +324,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
   if (!untouched.empty()) {
     outcome.refusal = MakeRefusal("torch-mode", untouched, "the call runs as it is while that lasts", true);
     outcome.result = run();
-    outcome.trace_ns = NowNs() - start;
+    outcome.trace_ns = scheduler::MonotonicNs() - start;
     return outcome;
   }
   uint64_t hash = SignatureHash(call);
@@ -347,7 +340,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
     if (!InputSignature::Describe(call, &recorder, &tracer.heap(), &signature, &why_not)) {
       outcome.refusal = MakeRefusal("argument", why_not, "the call runs as it is");
       outcome.result = run();
-      outcome.trace_ns = NowNs() - start;
+      outcome.trace_ns = scheduler::MonotonicNs() - start;
       return outcome;
     }
     absl::StatusOr<std::unique_ptr<TraceExtent>> extent = TraceExtent::Begin(&tracer);
@@ -355,7 +348,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
       outcome.refusal = MakeRefusal("extent", std::string(extent.status().message()),
                                     "remove the other tool, or call without it", true);
       outcome.result = run();
-      outcome.trace_ns = NowNs() - start;
+      outcome.trace_ns = scheduler::MonotonicNs() - start;
       return outcome;
     }
     if (!recorder.Start()) {
@@ -383,7 +376,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
                                               &outcome.refusal);
     }
   }
-  outcome.trace_ns = NowNs() - start;
+  outcome.trace_ns = scheduler::MonotonicNs() - start;
   return outcome;
 }
 

@@ -1,11 +1,11 @@
 #include "scheduler/graph_plan.h"
 
-#include <chrono>
 #include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/graph_split.h"
+#include "scheduler/monotonic_clock.h"
 #include "scheduler/plan_executor.h"
 
 namespace cuvil::scheduler {
@@ -13,10 +13,6 @@ namespace {
 
 using torch_abi::OwnedTensor;
 using torch_abi::TensorRef;
-
-uint64_t NowNs() {
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-}
 
 }  // namespace
 
@@ -26,10 +22,10 @@ absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::
   if (absl::Status s = CheckCapturable(*parts.body, arena->device()); !s.ok()) return s;
   auto plan = std::unique_ptr<GraphPlan>(new GraphPlan(std::move(arena)));
   plan->parts_ = std::move(parts);
-  const uint64_t start_ns = NowNs();
+  const uint64_t start_ns = MonotonicNs();
   absl::Status status = plan->Capture(inputs, captured);
   if (!status.ok()) return status;
-  plan->capture_ns_ = NowNs() - start_ns;
+  plan->capture_ns_ = MonotonicNs() - start_ns;
   return plan;
 }
 

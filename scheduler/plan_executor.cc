@@ -6,6 +6,7 @@
 
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
+#include "scheduler/monotonic_clock.h"
 #include "scheduler/torch/warning_notice.h"
 
 namespace cuvil::scheduler {
@@ -116,12 +117,12 @@ absl::Status RunSteps(const ExecutionPlan& plan, void** cells, PythonStepCallbac
   uint32_t index = 0;
   for (const PlanStep& step : plan.steps()) {
     uint64_t start_ns = 0;
-    if constexpr (kObserved) start_ns = ProfileClockNs();
+    if constexpr (kObserved) start_ns = MonotonicNs();
     const absl::Status status = RunStep(plan, step, cells, python_steps, warnings);
     if (status.ok()) {
       for (const uint32_t cell : step.released_cells) plan.api().Drop(cells + cell);
     }
-    if constexpr (kObserved) observer->OnStep(index++, start_ns, ProfileClockNs());
+    if constexpr (kObserved) observer->OnStep(index++, start_ns, MonotonicNs());
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

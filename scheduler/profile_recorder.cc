@@ -1,12 +1,10 @@
 #include "scheduler/profile_recorder.h"
 
-#include <time.h>
-
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "scheduler/step_observer.h"
+#include "scheduler/monotonic_clock.h"
 
 namespace cuvil::scheduler {
 namespace {
@@ -19,12 +17,6 @@ uint64_t ThreadSerial() {
 }
 
 }  // namespace
-
-uint64_t ProfileClockNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
-}
 
 void ProfileTrack::Add(const ProfileRecord& record) noexcept {
   if (record.site == ProfileRecorder::kNoSite || !recorder_->Reserve()) {
@@ -62,7 +54,7 @@ Profile::Track ProfileTrack::Close() {
   return track;
 }
 
-ProfileRecorder::ProfileRecorder(ProfileLimits limits) : limits_(limits), start_ns_(ProfileClockNs()) {}
+ProfileRecorder::ProfileRecorder(ProfileLimits limits) : limits_(limits), start_ns_(MonotonicNs()) {}
 
 ProfileTrack* ProfileRecorder::FindTrack() {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -124,7 +116,7 @@ Profile ProfileRecorder::Close() {
   sites_by_name_.clear();
   groups_.clear();
   profile.num_dropped = num_dropped_.load(std::memory_order_relaxed);
-  profile.end_ns = ProfileClockNs();
+  profile.end_ns = MonotonicNs();
   return profile;
 }
 

@@ -7,9 +7,6 @@
 
 namespace cuvil::scheduler {
 
-// CLOCK_MONOTONIC, the clock of every time in a profile.
-uint64_t ProfileClockNs();
-
 class StepObserver {
  public:
   virtual ~StepObserver() = default;

@@ -1,7 +1,6 @@
 #include "agent/lifecycle/lifecycle.h"
 
 #include <dlfcn.h>
-#include <time.h>
 
 #include <memory>
 #include <vector>
@@ -60,12 +59,6 @@ SignatureBook::Mode CurrentMode() {
     return reinterpret_cast<bool (*)()>(c10 == nullptr ? nullptr : dlsym(c10, "_ZN3c108GradMode10is_enabledEv"));
   }();
   return is_enabled != nullptr && is_enabled() ? SignatureBook::Mode::kGrad : SignatureBook::Mode::kInference;
-}
-
-uint64_t MonotonicNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
 }  // namespace cuvil::agent

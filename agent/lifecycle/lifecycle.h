@@ -14,6 +14,7 @@
 #include "agent/lifecycle/settings.h"
 #include "agent/lifecycle/signature_book.h"
 #include "agent/lifecycle/statistics.h"
+#include "scheduler/monotonic_clock.h"
 
 namespace cuvil::agent {
 
@@ -54,6 +55,6 @@ SignatureBook::Options BookOptions(const Settings& settings);
 // Whether operators record for autograd on this thread; read from torch's thread-local state without Python.
 SignatureBook::Mode CurrentMode();
 
-uint64_t MonotonicNs();
+using scheduler::MonotonicNs;
 
 }  // namespace cuvil::agent

@@ -11,6 +11,7 @@
 #include "agent/module_path.h"
 #include "agent/process_lifetime.h"
 #include "jit/cir/graph.h"
+#include "scheduler/monotonic_clock.h"
 
 namespace cuvil::agent {
 namespace {
@@ -191,11 +192,11 @@ ProfiledCall::ProfiledCall(PyObject* module) : module_(module), outer_(innermost
     LocateCaller(&site_);
   }
   innermost_ = this;
-  start_ns_ = scheduler::ProfileClockNs();
+  start_ns_ = scheduler::MonotonicNs();
 }
 
 ProfiledCall::~ProfiledCall() {
-  const uint64_t end_ns = scheduler::ProfileClockNs();
+  const uint64_t end_ns = scheduler::MonotonicNs();
   innermost_ = outer_;
   if (recorder_ == nullptr) return;
   uint64_t site = ProfileRecorder::kNoSite;  // without memory the interval counts as dropped
