@@ -6,69 +6,42 @@
 namespace cuvil::device {
 namespace {
 
-// Each thread strides over the memory; %rd1 is the next element, %rd2 how many there are.
-// PTX 6.0 runs on everything from Maxwell on and needs no particular driver.
-constexpr char kPtx[] = R"(.version 6.0
-.target sm_50
-.address_size 64
-
-.visible .entry cuvil_fill_words(.param .u64 to, .param .u64 count, .param .u32 value)
-{
-  .reg .pred %p;
-  .reg .b32 %r<6>;
-  .reg .b64 %rd<7>;
-  ld.param.u64 %rd0, [to];
-  ld.param.u64 %rd2, [count];
-  ld.param.u32 %r0, [value];
-  cvta.to.global.u64 %rd0, %rd0;
-  mov.u32 %r1, %ctaid.x;
-  mov.u32 %r2, %ntid.x;
-  mov.u32 %r3, %tid.x;
-  mov.u32 %r4, %nctaid.x;
-  mul.wide.u32 %rd1, %r1, %r2;
-  cvt.u64.u32 %rd3, %r3;
-  add.u64 %rd1, %rd1, %rd3;
-  mul.wide.u32 %rd4, %r4, %r2;
-NEXT:
-  setp.ge.u64 %p, %rd1, %rd2;
-  @%p bra DONE;
-  shl.b64 %rd5, %rd1, 2;
-  add.u64 %rd6, %rd0, %rd5;
-  st.global.u32 [%rd6], %r0;
-  add.u64 %rd1, %rd1, %rd4;
-  bra NEXT;
-DONE:
-  ret;
-}
-
-.visible .entry cuvil_fill_bytes(.param .u64 to, .param .u64 count, .param .u32 value)
-{
-  .reg .pred %p;
-  .reg .b32 %r<6>;
-  .reg .b64 %rd<7>;
-  ld.param.u64 %rd0, [to];
-  ld.param.u64 %rd2, [count];
-  ld.param.u32 %r0, [value];
-  cvta.to.global.u64 %rd0, %rd0;
-  mov.u32 %r1, %ctaid.x;
-  mov.u32 %r2, %ntid.x;
-  mov.u32 %r3, %tid.x;
-  mov.u32 %r4, %nctaid.x;
-  mul.wide.u32 %rd1, %r1, %r2;
-  cvt.u64.u32 %rd3, %r3;
-  add.u64 %rd1, %rd1, %rd3;
-  mul.wide.u32 %rd4, %r4, %r2;
-NEXT:
-  setp.ge.u64 %p, %rd1, %rd2;
-  @%p bra DONE;
-  add.u64 %rd6, %rd0, %rd1;
-  st.global.u8 [%rd6], %r0;
-  add.u64 %rd1, %rd1, %rd4;
-  bra NEXT;
-DONE:
-  ret;
-}
-)";
+// Each thread strides over the memory; %rd1 is the next element, %rd2 how many there are. `address` makes %rd6 of %rd0
+// and %rd1. PTX 6.0 runs on everything from Maxwell on and needs no particular driver.
+#define CUVIL_FILL(name, address, type)                      \
+  ".visible .entry " name                                    \
+  "(.param .u64 to, .param .u64 count, .param .u32 value)\n" \
+  "{\n"                                                      \
+  "  .reg .pred %p;\n"                                       \
+  "  .reg .b32 %r<6>;\n"                                     \
+  "  .reg .b64 %rd<7>;\n"                                    \
+  "  ld.param.u64 %rd0, [to];\n"                             \
+  "  ld.param.u64 %rd2, [count];\n"                          \
+  "  ld.param.u32 %r0, [value];\n"                           \
+  "  cvta.to.global.u64 %rd0, %rd0;\n"                       \
+  "  mov.u32 %r1, %ctaid.x;\n"                               \
+  "  mov.u32 %r2, %ntid.x;\n"                                \
+  "  mov.u32 %r3, %tid.x;\n"                                 \
+  "  mov.u32 %r4, %nctaid.x;\n"                              \
+  "  mul.wide.u32 %rd1, %r1, %r2;\n"                         \
+  "  cvt.u64.u32 %rd3, %r3;\n"                               \
+  "  add.u64 %rd1, %rd1, %rd3;\n"                            \
+  "  mul.wide.u32 %rd4, %r4, %r2;\n"                         \
+  "NEXT:\n"                                                  \
+  "  setp.ge.u64 %p, %rd1, %rd2;\n"                          \
+  "  @%p bra DONE;\n" address "  st.global." type            \
+  " [%rd6], %r0;\n"                                          \
+  "  add.u64 %rd1, %rd1, %rd4;\n"                            \
+  "  bra NEXT;\n"                                            \
+  "DONE:\n"                                                  \
+  "  ret;\n"                                                 \
+  "}\n"
+constexpr char kPtx[] =
+    ".version 6.0\n"
+    ".target sm_50\n"
+    ".address_size 64\n" CUVIL_FILL("cuvil_fill_words", "  shl.b64 %rd5, %rd1, 2;\n  add.u64 %rd6, %rd0, %rd5;\n",
+                                    "u32") CUVIL_FILL("cuvil_fill_bytes", "  add.u64 %rd6, %rd0, %rd1;\n", "u8");
+#undef CUVIL_FILL
 
 constexpr int kMemsetNode = 2;
 constexpr unsigned kThreads = 256;
