@@ -94,13 +94,8 @@ const absl::StatusOr<std::shared_ptr<const torch_abi::TorchApi>>& LoadedApi() {
 absl::Status CapturedPlan::Build() {
   const auto& api = LoadedApi();
   if (!api.ok()) return api.status();
-  scheduler::BuildOptions options;
-  options.view_tracking_key = DispatchKeys::view_tracking_key();
-  for (const torch_abi::TensorRef constant : capture_->constants()) {
-    options.constants.push_back((*api)->NewReference(constant));
-  }
   absl::StatusOr<std::shared_ptr<const scheduler::ExecutionPlan>> plan =
-      scheduler::ExecutionPlan::Build(capture_->graph(), *api, std::move(options));
+      scheduler::ExecutionPlan::Build(capture_->graph(), *api, PlanOptions(*capture_, **api));
   if (!plan.ok()) return plan.status();
   if (graph_ != nullptr) {
     // The generator of a GPU is not put back after the comparison with eager.
@@ -253,6 +248,15 @@ absl::Status Initialize() {
 }
 
 }  // namespace
+
+scheduler::BuildOptions PlanOptions(const Capture& capture, const torch_abi::TorchApi& api) {
+  scheduler::BuildOptions options;
+  options.view_tracking_key = DispatchKeys::view_tracking_key();
+  for (const torch_abi::TensorRef constant : capture.constants()) {
+    options.constants.push_back(api.NewReference(constant));
+  }
+  return options;
+}
 
 PlanSource CaptureTracer() { return {Initialize, TraceWithCapture, SignatureHash}; }
 

@@ -8,6 +8,7 @@
 #include "agent/cuda_memory_pool.h"
 #include "agent/dispatch_keys.h"
 #include "agent/gil.h"
+#include "agent/lifecycle/captured_plan.h"
 #include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
 #include "scheduler/graph_arena.h"
@@ -101,12 +102,8 @@ void GraphRunner::Build(const std::shared_ptr<const torch_abi::TorchApi>& api) {
 absl::Status GraphRunner::Divide(const std::set<cir::ValueId>& hidden_views) {
   absl::StatusOr<scheduler::GraphSplit> split = scheduler::SplitForGraph(capture_->graph(), hidden_views);
   if (!split.ok()) return split.status();
-  scheduler::BuildOptions options;
-  options.view_tracking_key = DispatchKeys::view_tracking_key();
+  scheduler::BuildOptions options = PlanOptions(*capture_, *api_);
   options.left_out_ops = std::move(split->left_out_ops);
-  for (const torch_abi::TensorRef constant : capture_->constants()) {
-    options.constants.push_back(api_->NewReference(constant));
-  }
   auto body = scheduler::ExecutionPlan::Build(std::move(split->body), api_, std::move(options));
   if (!body.ok()) return body.status();
   scheduler::BuildOptions tail_options;
@@ -152,6 +149,10 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
       graph = graph_;
     } else {
       if (capturing_) return false;
+      // Ours would allocate, which ends a capture of the program's own.
+      if (CudaState::StreamIsCapturing()) {
+        return absl::FailedPreconditionError("the current stream is being captured");
+      }
       if (++num_captures_ > kMaxCaptures) {
         gave_up_ = true;
         reason_ = "weights or torch's CUDA switches keep changing";
