@@ -63,13 +63,11 @@ class LoggingAllocator : public DeviceAllocator {
 };
 
 // Programs run on the CPU: a captured one runs at once, and a launch runs it again over the same memory.
-class GraphPlanTest : public ::testing::Test {
+class GraphPlanTest : public testing::TorchTest {
  protected:
   void SetUp() override {
-    auto api = testing::LoadTorch();
-    if (api.status().code() == absl::StatusCode::kNotFound) GTEST_SKIP() << api.status();
-    ASSERT_TRUE(api.ok()) << api.status();
-    api_ = *api;
+    testing::TorchTest::SetUp();
+    if (api_ == nullptr) return;
     g_stream = nullptr;
     g_events.clear();
     auto arena = MakeArena();
@@ -81,22 +79,6 @@ class GraphPlanTest : public ::testing::Test {
   absl::StatusOr<std::shared_ptr<GraphArena>> MakeArena() {
     return GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, -1}, shelf_,
                               std::make_unique<LoggingAllocator>(&pool_fails_), nullptr);
-  }
-
-  OwnedTensor Floats(const std::vector<float>& values) {
-    OwnedTensor tensor = *api_->MakeEmpty(cir::DType::kFloat32, {static_cast<int64_t>(values.size())});
-    std::memcpy(Data(tensor.ref()), values.data(), values.size() * sizeof(float));
-    return tensor;
-  }
-  void* Data(TensorRef tensor) {
-    void* data = nullptr;
-    api_->get_data_ptr(tensor.handle(), &data);
-    return data;
-  }
-  std::vector<float> Read(const OwnedTensor& tensor) {
-    std::vector<float> values(2);
-    std::memcpy(values.data(), Data(tensor.ref()), values.size() * sizeof(float));
-    return values;
   }
 
   // x * w, then its double, both returned.
@@ -137,7 +119,6 @@ class GraphPlanTest : public ::testing::Test {
   const device::DriverApi driver_ = testing::FakeDriver::Api();
   const torch_abi::CudaStreams streams_{GetStream, SetStream};
   StreamShelf shelf_;
-  std::shared_ptr<const torch_abi::TorchApi> api_;
   bool pool_fails_ = false;
   std::shared_ptr<GraphArena> arena_;
   OwnedTensor weight_;

@@ -14,38 +14,13 @@ namespace {
 using torch_abi::OwnedTensor;
 using torch_abi::TensorRef;
 
-class PlanExecutorTest : public ::testing::Test {
+class PlanExecutorTest : public testing::TorchTest {
  protected:
-  void SetUp() override {
-    auto api = testing::LoadTorch();
-    if (api.status().code() == absl::StatusCode::kNotFound) GTEST_SKIP() << api.status();
-    ASSERT_TRUE(api.ok()) << api.status();
-    api_ = *api;
-  }
-
   absl::StatusOr<std::shared_ptr<const ExecutionPlan>> Build(const std::string& body, BuildOptions options = {}) {
     auto graph = cir::Parse("cir 1\nsource 0 \"model.py:7 in forward\"\n" + body);
     if (!graph.ok()) return graph.status();
     return ExecutionPlan::Build(*std::move(graph), api_, std::move(options));
   }
-
-  OwnedTensor Floats(const std::vector<float>& values) {
-    OwnedTensor tensor = *api_->MakeEmpty(cir::DType::kFloat32, {static_cast<int64_t>(values.size())});
-    void* data = nullptr;
-    api_->get_data_ptr(tensor.ref().handle(), &data);
-    std::memcpy(data, values.data(), values.size() * sizeof(float));
-    return tensor;
-  }
-
-  std::vector<float> Read(const OwnedTensor& tensor, size_t count) {
-    void* data = nullptr;
-    api_->get_data_ptr(tensor.ref().handle(), &data);
-    std::vector<float> values(count);
-    std::memcpy(values.data(), data, count * sizeof(float));
-    return values;
-  }
-
-  std::shared_ptr<const torch_abi::TorchApi> api_;
 };
 
 constexpr char kX[] = "%0 : float32[2]{1} cpu @0 = input 0\n";

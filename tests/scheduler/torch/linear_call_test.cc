@@ -29,15 +29,8 @@ std::string Linear(const char* dtype, Sizes s) {
                       "]{", s.out, ",1} cpu @3) source 0\nreturn %3\n");
 }
 
-class LinearCallTest : public ::testing::Test {
+class LinearCallTest : public testing::TorchTest {
  protected:
-  void SetUp() override {
-    auto api = testing::LoadTorch();
-    if (api.status().code() == absl::StatusCode::kNotFound) GTEST_SKIP() << api.status();
-    ASSERT_TRUE(api.ok()) << api.status();
-    api_ = *api;
-  }
-
   absl::StatusOr<LinearCall> Create(const std::string& text) {
     auto graph = cir::Parse(text);
     if (!graph.ok()) return graph.status();
@@ -60,8 +53,6 @@ class LinearCallTest : public ::testing::Test {
     }
     return tensor;
   }
-
-  std::shared_ptr<const TorchApi> api_;
 };
 
 TEST_F(LinearCallTest, GivesTheBitsOfLinear) {

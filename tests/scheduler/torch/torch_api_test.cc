@@ -12,22 +12,13 @@
 namespace cuvil::torch_abi {
 namespace {
 
-class TorchApiTest : public ::testing::Test {
+class TorchApiTest : public testing::TorchTest {
  protected:
-  void SetUp() override {
-    auto api = testing::LoadTorch();
-    if (api.status().code() == absl::StatusCode::kNotFound) GTEST_SKIP() << api.status();
-    ASSERT_TRUE(api.ok()) << api.status();
-    api_ = *api;
-  }
-
   static cir::Op ParseOp(const std::string& op) {
     auto graph = cir::Parse("cir 1\nsource 0 \"\"\n#0 " + op + " source 0\nreturn\n");
     EXPECT_TRUE(graph.ok()) << graph.status();
     return graph->ops[0];
   }
-
-  std::shared_ptr<const TorchApi> api_;
 };
 
 TEST_F(TorchApiTest, TheWholeSelfTestPasses) {
