@@ -162,7 +162,27 @@ with torch.no_grad():
     assert noticed.get("concurrent-change", 0) > 0, noticed
 """
 
+
 # Each reads the same place twice, with the other thread's turn in between, and again before the call's end.
+def scaled_by(read: str, before: str = "", after: str = "") -> str:
+    """A class body whose forward reads the same scale twice."""
+    return f"""{before}
+        def forward(self, x):
+            y = x * {read}
+            y = y.mm(x)
+            y = y * {read}
+            return y.mm(x)
+    NEW_AT = (2, 3){after}
+    """
+
+
+def with_attribute(assignment: str) -> str:
+    return f"""
+        def __init__(self):
+            super().__init__()
+            {assignment}"""
+
+
 READS = {
     "module": """
         def __init__(self):
@@ -175,90 +195,22 @@ READS = {
             return y.mm(x)  # 4: put back
     NEW_AT = (2, 3)
     """,
-    "list": """
-        def __init__(self):
-            super().__init__()
-            self.scales = [1.0, 2.0]
-        def forward(self, x):
-            y = x * self.scales[0]
-            y = y.mm(x)
-            y = y * self.scales[0]
-            return y.mm(x)
-    NEW_AT = (2, 3)
-    """,
-    "global": """
-        def forward(self, x):
-            y = x * SCALE
-            y = y.mm(x)
-            y = y * SCALE
-            return y.mm(x)
-    NEW_AT = (2, 3)
-    SCALE = 1.0
-    """,
-    "class": """
-        scale = 1.0
-        def forward(self, x):
-            y = x * self.scale
-            y = y.mm(x)
-            y = y * self.scale
-            return y.mm(x)
-    NEW_AT = (2, 3)
-    """,
-    "instance_dict": """
-        def __init__(self):
-            super().__init__()
-            self.scale = 1.0
-        def forward(self, x):
-            y = x * self.scale
-            y = y.mm(x)
-            y = y * self.scale
-            return y.mm(x)
-    NEW_AT = (2, 3)
-    """,
-    "whole_dict": """
-        def __init__(self):
-            super().__init__()
-            self.table = {"a": 1.0}
-        def forward(self, x):
-            y = x * list(self.table.values())[0]
-            y = y.mm(x)
-            y = y * list(self.table.values())[0]
-            return y.mm(x)
-    NEW_AT = (2, 3)
-    """,
-    "slot": """
-        def __init__(self):
-            super().__init__()
-            self.holder = Holder()
-        def forward(self, x):
-            y = x * self.holder.scale
-            y = y.mm(x)
-            y = y * self.holder.scale
-            return y.mm(x)
-    NEW_AT = (2, 3)
-    """,
-    "function": """
-        def forward(self, x):
-            y = x * scale_of()
-            y = y.mm(x)
-            y = y * scale_of()
-            return y.mm(x)
-    NEW_AT = (2, 3)
-    def scale_of(value=1.0): return value
-    """,
-    "cell": """
-        def forward(self, x):
-            y = x * get_scale()
-            y = y.mm(x)
-            y = y * get_scale()
-            return y.mm(x)
-    NEW_AT = (2, 3)
+    "list": scaled_by("self.scales[0]", with_attribute("self.scales = [1.0, 2.0]")),
+    "global": scaled_by("SCALE", after="\n    SCALE = 1.0"),
+    "class": scaled_by("self.scale", "\n        scale = 1.0"),
+    "instance_dict": scaled_by("self.scale", with_attribute("self.scale = 1.0")),
+    "whole_dict": scaled_by("list(self.table.values())[0]", with_attribute('self.table = {"a": 1.0}')),
+    "slot": scaled_by("self.holder.scale", with_attribute("self.holder = Holder()")),
+    "function": scaled_by("scale_of()", after="\n    def scale_of(value=1.0): return value"),
+    "cell": scaled_by(
+        "get_scale()",
+        after="""
     def closure():
         scale = 1.0
         def get(): return scale
         return get
-    get_scale = closure()
-    """,
+    get_scale = closure()""",
+    ),
     "shape_of_a_weight": """
         def __init__(self):
             super().__init__()
