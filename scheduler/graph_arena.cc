@@ -12,17 +12,22 @@ struct DeviceShare {
   StreamShelf shelf;
   absl::Mutex mutex;
   bool tried ABSL_GUARDED_BY(mutex) = false;
-  std::unique_ptr<const device::FillKernel> fill_kernel ABSL_GUARDED_BY(mutex);
+  absl::Status status ABSL_GUARDED_BY(mutex);
+  std::unique_ptr<const device::CopyKernel> copy ABSL_GUARDED_BY(mutex);
+  std::unique_ptr<const device::FillKernel> fill ABSL_GUARDED_BY(mutex);
 
-  // Null if the driver cannot: memset nodes then stay, which is only slower.
-  const device::FillKernel* FillKernel(const device::DriverApi& driver) {
+  absl::StatusOr<GraphArena::Kernels> Kernels(const device::DriverApi& driver) {
     const absl::MutexLock lock(&mutex);
-    if (!tried) {
-      tried = true;
-      absl::StatusOr<device::FillKernel> kernel = device::FillKernel::Load(driver);
-      if (kernel.ok()) fill_kernel = std::make_unique<const device::FillKernel>(*std::move(kernel));
+    if (!std::exchange(tried, true)) {
+      absl::StatusOr<device::CopyKernel> copies = device::CopyKernel::Load(driver);
+      status = copies.status();
+      if (copies.ok()) copy = std::make_unique<const device::CopyKernel>(*std::move(copies));
+      // Without it memset nodes stay, which is only slower.
+      absl::StatusOr<device::FillKernel> fills = device::FillKernel::Load(driver);
+      if (fills.ok()) fill = std::make_unique<const device::FillKernel>(*std::move(fills));
     }
-    return fill_kernel.get();
+    if (!status.ok()) return status;
+    return GraphArena::Kernels{copy.get(), fill.get()};
   }
 };
 
@@ -70,15 +75,16 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::CreateForProcess(cir::De
   if (!process->ok()) return process->status();
   if (device.index < 0 || device.index >= kMaxDevices) return absl::UnavailableError("a device of unknown number");
   DeviceShare& share = shares[device.index];
-  return Create((*process)->driver, (*process)->streams, device, share.shelf, std::move(allocator),
-                share.FillKernel((*process)->driver));
+  const absl::StatusOr<Kernels> kernels = share.Kernels((*process)->driver);
+  if (!kernels.ok()) return kernels.status();
+  return Create((*process)->driver, (*process)->streams, device, share.shelf, std::move(allocator), *kernels);
 }
 
 absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::DriverApi& driver,
                                                                const torch_abi::CudaStreams& streams,
                                                                cir::Device device, StreamShelf& shelf,
                                                                std::unique_ptr<DeviceAllocator> allocator,
-                                                               const device::FillKernel* fill_kernel) {
+                                                               Kernels kernels) {
   if (!driver.HasGraphs()) return absl::UnavailableError("the CUDA driver has no graphs; update it");
   absl::StatusOr<std::unique_ptr<AllocationPool>> pool = allocator->MakePool();
   if (!pool.ok()) return pool.status();
@@ -87,8 +93,7 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::Dri
   absl::StatusOr<device::Event> done = device::Event::Create(driver);
   if (!done.ok()) return done.status();
   return std::shared_ptr<GraphArena>(new GraphArena(driver, streams, device, shelf, std::move(allocator),
-                                                    *std::move(pool), *std::move(stream), *std::move(done),
-                                                    fill_kernel));
+                                                    *std::move(pool), *std::move(stream), *std::move(done), kernels));
 }
 
 GraphArena::~GraphArena() {

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "jit/cir/tensor_type.h"
+#include "memory/device/copy_kernel.h"
 #include "memory/device/cuda_graph.h"
 #include "memory/device/driver_api.h"
 #include "memory/device/fill_kernel.h"
@@ -88,12 +89,17 @@ class GraphArena {
   // On the driver and the torch of this process, which are found at first use.
   static absl::StatusOr<std::shared_ptr<GraphArena>> CreateForProcess(cir::Device device,
                                                                       std::unique_ptr<DeviceAllocator> allocator);
-  // `driver`, `streams`, `shelf` and `fill_kernel` are borrowed for good; `fill_kernel` may be null.
+  // Kernels of ours in the device's context.
+  struct Kernels {
+    const device::CopyKernel* copy = nullptr;
+    const device::FillKernel* fill = nullptr;  // may be null: memset nodes then stay
+  };
+  // `driver`, `streams`, `shelf` and the kernels are borrowed for good.
   static absl::StatusOr<std::shared_ptr<GraphArena>> Create(const device::DriverApi& driver,
                                                             const torch_abi::CudaStreams& streams, cir::Device device,
                                                             StreamShelf& shelf,
                                                             std::unique_ptr<DeviceAllocator> allocator,
-                                                            const device::FillKernel* fill_kernel);
+                                                            Kernels kernels);
   // Waits for the last work.
   ~GraphArena();
 
@@ -104,7 +110,7 @@ class GraphArena {
   AllocationPool& pool() { return *pool_; }
   DeviceAllocator& allocator() { return *allocator_; }
   cir::Device device() const { return device_; }
-  const device::FillKernel* fill_kernel() const { return fill_kernel_; }
+  const Kernels& kernels() const { return kernels_; }
 
   // One use on one stream, ordered behind all that came before.
   class Use {
@@ -130,7 +136,7 @@ class GraphArena {
  private:
   GraphArena(const device::DriverApi& driver, const torch_abi::CudaStreams& streams, cir::Device device,
              StreamShelf& shelf, std::unique_ptr<DeviceAllocator> allocator, std::unique_ptr<AllocationPool> pool,
-             CaptureStream stream, device::Event done, const device::FillKernel* fill_kernel)
+             CaptureStream stream, device::Event done, Kernels kernels)
       : driver_(driver),
         streams_(streams),
         device_(device),
@@ -139,7 +145,7 @@ class GraphArena {
         pool_(std::move(pool)),
         capture_stream_(std::move(stream)),
         done_(std::move(done)),
-        fill_kernel_(fill_kernel) {}
+        kernels_(kernels) {}
 
   const device::DriverApi& driver_;
   const torch_abi::CudaStreams& streams_;
@@ -149,7 +155,7 @@ class GraphArena {
   const std::unique_ptr<AllocationPool> pool_;
   CaptureStream capture_stream_;
   const device::Event done_;
-  const device::FillKernel* const fill_kernel_;
+  const Kernels kernels_;
 
   absl::Mutex mutex_;
   device::StreamHandle last_stream_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "scheduler/graph_split.h"
 #include "scheduler/monotonic_clock.h"
@@ -13,6 +14,31 @@ namespace {
 
 using torch_abi::OwnedTensor;
 using torch_abi::TensorRef;
+
+size_t SpanBytes(const cir::TensorType& type) {
+  return type.num_elements() == 0 ? 0 : static_cast<size_t>(type.span_bytes());
+}
+
+// Notes which step makes which nodes.
+class NodeRecorder final : public StepObserver {
+ public:
+  NodeRecorder(device::StreamCapture* capture, std::vector<GraphPlan::Node>* nodes)
+      : capture_(capture), nodes_(nodes) {}
+
+  void OnStep(uint32_t index, uint64_t, uint64_t) noexcept override {
+    if (!status_.ok()) return;
+    const absl::StatusOr<std::vector<void*>> made = capture_->NewNodes();
+    status_ = made.status();
+    if (!made.ok()) return;
+    for (void* node : *made) nodes_->push_back({node, index});
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  device::StreamCapture* const capture_;
+  std::vector<GraphPlan::Node>* const nodes_;
+  absl::Status status_;
+};
 
 }  // namespace
 
@@ -32,14 +58,22 @@ absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::
 // Memory must not go back while a launch may still use it.
 GraphPlan::~GraphPlan() { arena_->WaitUntilIdle(); }
 
-void* GraphPlan::DataOf(TensorRef tensor) const {
+uint64_t GraphPlan::AddressOf(TensorRef tensor) const {
   void* data = nullptr;
   parts_.body->api().get_data_ptr(tensor.handle(), &data);
-  return data;
+  return reinterpret_cast<uintptr_t>(data);
+}
+
+absl::StatusOr<OwnedTensor> GraphPlan::MakeTensor(const cir::TensorType& type) const {
+  void* handle = nullptr;
+  const int32_t made = parts_.body->api().empty_strided(static_cast<int64_t>(type.sizes.size()), type.sizes.data(),
+                                                        type.strides.data(), static_cast<int32_t>(type.dtype),
+                                                        static_cast<int32_t>(type.device), type.device_index, &handle);
+  if (made != 0) return absl::ResourceExhaustedError("torch has no memory for a tensor of a plan");
+  return OwnedTensor::Steal(handle);
 }
 
 absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured) {
-  const torch_abi::TorchApi& api = parts_.body->api();
   const device::StreamHandle stream = arena_->capture_stream().handle();
   torch_abi::CurrentStreamScope current;
   if (absl::Status s = current.Enter(arena_->streams(), arena_->device().index, stream); !s.ok()) return s;
@@ -55,46 +89,92 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   GraphArena::Use use(*arena_, stream);
   if (absl::Status s = use.Begin(); !s.ok()) return s;
 
-  std::vector<TensorRef> copies;
-  for (const cir::ValueId id : parts_.body->graph().inputs) {
-    const cir::TensorType& type = parts_.body->graph().value(id).type;
-    InputCopy copy;
-    void* handle = nullptr;
-    const int32_t made = api.empty_strided(static_cast<int64_t>(type.sizes.size()), type.sizes.data(),
-                                           type.strides.data(), static_cast<int32_t>(type.dtype),
-                                           static_cast<int32_t>(type.device), type.device_index, &handle);
-    if (made != 0) return absl::UnavailableError("no memory for a copy of an input");
-    copy.tensor = OwnedTensor::Steal(handle);
-    copy.data = DataOf(copy.tensor.ref());
-    copy.size_bytes = type.num_elements() == 0 ? 0 : static_cast<size_t>(type.span_bytes());
-    input_copy_bytes_ += copy.size_bytes;
-    copies.push_back(copy.tensor.ref());
-    inputs_.push_back(std::move(copy));
+  const cir::Graph& program = parts_.body->graph();
+  if (inputs.size() != program.inputs.size()) {
+    return absl::InternalError("another number of inputs than the plan has");
   }
-  if (copies.size() != inputs.size()) return absl::InternalError("another number of inputs than the plan has");
-  for (const TensorRef tensor : captured) captured_data_.push_back(DataOf(tensor));
+  std::vector<TensorRef> copies;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const cir::TensorType& type = program.value(program.inputs[i]).type;
+    absl::StatusOr<OwnedTensor> copy = MakeTensor(type);
+    if (!copy.ok()) return copy.status();
+    const size_t size_bytes = SpanBytes(type);
+    if (size_bytes != 0) copies_in_.copies.push_back({AddressOf(copy->ref()), AddressOf(inputs[i]), size_bytes});
+    input_copy_bytes_ += size_bytes;
+    copies.push_back(copy->ref());
+    inputs_.push_back(*std::move(copy));
+  }
+  for (const TensorRef tensor : captured) captured_data_.push_back(reinterpret_cast<void*>(AddressOf(tensor)));
 
   absl::StatusOr<device::StreamCapture> capture =
       device::StreamCapture::Begin(arena_->driver(), arena_->capture_stream());
   if (!capture.ok()) return capture.status();
-  if (absl::Status s = PlanExecutor::Run(*parts_.body, copies, captured, &kept_); !s.ok()) {
+  if (absl::Status s = CaptureCopies(&copies_in_, Node::kInputCopy, &*capture); !s.ok()) return s;
+  NodeRecorder recorder(&*capture, &nodes_);
+  if (absl::Status s = PlanExecutor::Run(*parts_.body, copies, captured, &kept_, nullptr, &recorder); !s.ok()) {
     // Not an error of the model: an operator that may not run while a stream is captured.
     return absl::UnavailableError(absl::StrCat("capture: ", s.message()));
   }
-  absl::StatusOr<device::ExecutableGraph> graph = capture->Finish(arena_->fill_kernel());
+  if (!recorder.status().ok()) return recorder.status();
+  for (uint32_t i = 0; i < parts_.num_copies; ++i) {
+    const cir::TensorType& type = program.value(program.outputs[i]).type;
+    const size_t size_bytes = SpanBytes(type);
+    if (size_bytes == 0) continue;
+    const uint64_t from = AddressOf(kept_[i].ref());
+    copies_out_.copies.push_back({from, from, size_bytes});
+  }
+  if (absl::Status s = CaptureCopies(&copies_out_, Node::kOutputCopy, &*capture); !s.ok()) return s;
+
+  absl::StatusOr<device::CapturedGraph> graph = capture->Finish();
   if (!graph.ok()) return graph.status();
   graph_.emplace(*std::move(graph));
+  if (const device::FillKernel* fill = arena_->kernels().fill; fill != nullptr) {
+    const auto replaced = fill->ReplaceMemsets(graph_->handle());
+    if (!replaced.ok()) return replaced.status();
+    for (const device::FillKernel::Replacement& each : *replaced) {
+      for (Node& node : nodes_) {
+        if (node.node == each.memset) node.node = each.kernel;
+      }
+    }
+  }
+  const absl::StatusOr<device::GraphNodeCounts> counts = graph_->CountNodes();
+  if (!counts.ok()) return counts.status();
+  counts_ = *counts;
+  absl::StatusOr<device::ExecutableGraph> executable = graph_->Instantiate();
+  if (!executable.ok()) return executable.status();
+  executable_.emplace(*std::move(executable));
   return absl::OkStatus();
 }
 
-absl::Status GraphPlan::CopyInputs(absl::Span<const TensorRef> inputs, device::StreamHandle stream) {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const InputCopy& copy = inputs_[i];
-    if (copy.size_bytes == 0) continue;
-    const int result =
-        arena_->driver().cuMemcpyDtoDAsync_v2(reinterpret_cast<uintptr_t>(copy.data),
-                                              reinterpret_cast<uintptr_t>(DataOf(inputs[i])), copy.size_bytes, stream);
-    if (absl::Status s = arena_->driver().ToStatus("cuMemcpyDtoDAsync", result); !s.ok()) return s;
+absl::Status GraphPlan::CaptureCopies(CopyNodes* copies, uint32_t step, device::StreamCapture* capture) {
+  for (size_t i = 0; i < copies->copies.size(); i += device::CopyKernel::kMaxCopies) {
+    const auto some = absl::MakeConstSpan(copies->copies).subspan(i, device::CopyKernel::kMaxCopies);
+    const device::StreamHandle stream = arena_->capture_stream().handle();
+    if (absl::Status s = arena_->kernels().copy->Launch(some, stream); !s.ok()) return s;
+    const absl::StatusOr<std::vector<void*>> made = capture->NewNodes();
+    if (!made.ok()) return made.status();
+    if (made->size() != 1) return absl::InternalError("one kernel became several nodes");
+    copies->nodes.push_back(made->front());
+    nodes_.push_back({made->front(), step});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GraphPlan::Redirect(CopyNodes* copies, absl::Span<const uint64_t> addresses, bool are_sources) {
+  for (size_t first = 0; first < addresses.size(); first += device::CopyKernel::kMaxCopies) {
+    const auto some = absl::MakeSpan(copies->copies).subspan(first, device::CopyKernel::kMaxCopies);
+    bool changed = false;
+    for (size_t i = 0; i < some.size(); ++i) {
+      uint64_t& address = are_sources ? some[i].from : some[i].to;
+      changed |= std::exchange(address, addresses[first + i]) != addresses[first + i];
+    }
+    if (!changed) continue;
+    void* node = copies->nodes[first / device::CopyKernel::kMaxCopies];
+    if (absl::Status s = arena_->kernels().copy->Update(executable_->handle(), node, some); !s.ok()) {
+      // What the node has now is unknown; no address is zero.
+      for (device::DeviceCopy& copy : some) (are_sources ? copy.from : copy.to) = 0;
+      return s;
+    }
   }
   return absl::OkStatus();
 }
@@ -107,15 +187,32 @@ absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const
   if (device::IsCapturing(arena_->driver(), *stream)) {
     return absl::FailedPreconditionError("the current stream is being captured");
   }
-  std::vector<TensorRef> tail_captured;
-  tail_captured.reserve(parts_.tail_captured.size() + kept_.size());
+  const cir::Graph& program = parts_.body->graph();
+  absl::InlinedVector<uint64_t, 8> sources, targets;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (SpanBytes(program.value(program.inputs[i]).type) != 0) sources.push_back(AddressOf(inputs[i]));
+  }
+  absl::InlinedVector<OwnedTensor, 8> fresh;  // of torch's ordinary memory, for the caller's stream
+  absl::InlinedVector<TensorRef, 16> tail_captured;
   for (const uint32_t i : parts_.tail_captured) tail_captured.push_back(captured[i]);
-  for (const OwnedTensor& kept : kept_) tail_captured.push_back(kept.ref());
+  for (uint32_t i = 0; i < parts_.num_copies; ++i) {
+    const cir::TensorType& type = program.value(program.outputs[i]).type;
+    absl::StatusOr<OwnedTensor> tensor = MakeTensor(type);
+    if (!tensor.ok()) return tensor.status();
+    if (SpanBytes(type) != 0) targets.push_back(AddressOf(tensor->ref()));
+    tail_captured.push_back(tensor->ref());
+    fresh.push_back(*std::move(tensor));
+  }
+  for (size_t i = parts_.num_copies; i < kept_.size(); ++i) tail_captured.push_back(kept_[i].ref());
+  if (sources.size() != copies_in_.copies.size() || targets.size() != copies_out_.copies.size()) {
+    return absl::InternalError("another number of copies than the graph has");
+  }
 
   GraphArena::Use use(*arena_, *stream);
   if (absl::Status s = use.Begin(); !s.ok()) return s;
-  if (absl::Status s = CopyInputs(inputs, *stream); !s.ok()) return s;
-  if (absl::Status s = graph_->Launch(*stream); !s.ok()) return s;
+  if (absl::Status s = Redirect(&copies_in_, sources, true); !s.ok()) return s;
+  if (absl::Status s = Redirect(&copies_out_, targets, false); !s.ok()) return s;
+  if (absl::Status s = executable_->Launch(*stream); !s.ok()) return s;
   return PlanExecutor::Run(*parts_.tail, inputs, tail_captured, outputs);
 }
 

@@ -1,8 +1,8 @@
 // A plan as one CUDA graph: launched on the caller's current stream, with outputs that no later launch touches.
 //
-// A call copies its inputs to where the graph reads them, launches, and runs the tail (graph_split.h), all in stream
-// order; nothing waits for the device. Weights are read in place: the graph holds their addresses, which Fits()
-// compares.
+// A call makes fresh tensors for its outputs, tells the graph's copy nodes where they and the inputs are, launches, and
+// runs the tail (graph_split.h), all in stream order; nothing waits for the device. Weights are read in place: the
+// graph holds their addresses, which whoever calls has compared with captured_data().
 //
 // Threads:   Run from any thread on any stream; the arena puts the calls in order.
 // GIL:       not needed; should be released.
@@ -36,6 +36,14 @@ class GraphPlan {
   struct Parts {
     std::shared_ptr<const ExecutionPlan> body, tail;
     std::vector<uint32_t> tail_captured;
+    uint32_t num_copies = 0;
+  };
+  // A node of the captured graph (CUgraphNode) and the step of the body that made it.
+  struct Node {
+    static constexpr uint32_t kInputCopy = ~uint32_t{0};
+    static constexpr uint32_t kOutputCopy = ~uint32_t{0} - 1;
+    void* node;
+    uint32_t step;
   };
 
   // Captures the body for these tensors.
@@ -52,31 +60,40 @@ class GraphPlan {
 
   // What the graph leaves for the tail, in the order of the body's outputs.
   absl::Span<const torch_abi::OwnedTensor> kept() const { return kept_; }
-  torch_abi::TensorRef input_copy(size_t i) const { return inputs_[i].tensor.ref(); }
+  torch_abi::TensorRef input_copy(size_t i) const { return inputs_[i].ref(); }
   const ExecutionPlan& body() const { return *parts_.body; }
 
-  const device::GraphNodeCounts& node_counts() const { return graph_->counts(); }
+  const device::CapturedGraph& graph() const { return *graph_; }
+  absl::Span<const Node> nodes() const { return nodes_; }
+  const device::GraphNodeCounts& node_counts() const { return counts_; }
   uint64_t capture_ns() const { return capture_ns_; }
   size_t input_copy_bytes() const { return input_copy_bytes_; }
 
  private:
-  struct InputCopy {
-    torch_abi::OwnedTensor tensor;
-    void* data = nullptr;
-    size_t size_bytes = 0;
+  // Copies at the graph's beginning or end, and the nodes that do them, so many each.
+  struct CopyNodes {
+    std::vector<device::DeviceCopy> copies;
+    std::vector<void*> nodes;
   };
 
   explicit GraphPlan(std::shared_ptr<GraphArena> arena) : arena_(std::move(arena)) {}
   absl::Status Capture(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured);
-  absl::Status CopyInputs(absl::Span<const torch_abi::TensorRef> inputs, device::StreamHandle stream);
-  void* DataOf(torch_abi::TensorRef tensor) const;
+  absl::Status CaptureCopies(CopyNodes* copies, uint32_t step, device::StreamCapture* capture);
+  absl::StatusOr<torch_abi::OwnedTensor> MakeTensor(const cir::TensorType& type) const;
+  // Has the nodes copy from, or to, these addresses.
+  absl::Status Redirect(CopyNodes* copies, absl::Span<const uint64_t> addresses, bool are_sources);
+  uint64_t AddressOf(torch_abi::TensorRef tensor) const;
 
   const std::shared_ptr<GraphArena> arena_;
   Parts parts_;
-  std::vector<InputCopy> inputs_;
+  std::vector<torch_abi::OwnedTensor> inputs_;  // the memory that the graph reads
   std::vector<const void*> captured_data_;
   std::vector<torch_abi::OwnedTensor> kept_;  // what the tail reads
-  std::optional<device::ExecutableGraph> graph_;
+  std::optional<device::CapturedGraph> graph_;
+  std::optional<device::ExecutableGraph> executable_;
+  std::vector<Node> nodes_;
+  device::GraphNodeCounts counts_;
+  CopyNodes copies_in_, copies_out_;  // under the arena's lock once there is an executable
   uint64_t capture_ns_ = 0;
   size_t input_copy_bytes_ = 0;
 };

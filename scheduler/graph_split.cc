@@ -81,7 +81,7 @@ class Splitter {
     return Keep(id);
   }
 
-  // The first tensor of its memory: what the body makes and the tail copies.
+  // The first tensor of its memory: what the body makes and the tail gets a copy of.
   absl::Status Keep(ValueId id) {
     const cir::Value& value = graph_.value(id);
     if (hidden_views_.contains(id)) return RunInTail(value.origin_index);
@@ -174,26 +174,15 @@ class Splitter {
       renamed[id] = builder.AddCaptured(graph_.value(id).type, storage_of(graph_.value(id).storage));
       split.tail_captured.push_back(i);
     }
-    std::vector<std::pair<ValueId, ValueId>> copies;  // of the program, as captured by the tail
     for (const auto& [storage, id] : kept_by_storage_) {
       split.body.outputs.push_back(id);
-      copies.emplace_back(id, builder.AddCaptured(graph_.value(id).type, builder.NewStorage()));
+      renamed[id] = builder.AddCaptured(graph_.value(id).type, storage_of(storage));
     }
+    split.num_copies = static_cast<uint32_t>(kept_by_storage_.size());
     std::map<ValueId, ValueId> raw;
     for (const ValueId id : raw_) {
       split.body.outputs.push_back(id);
       raw[id] = builder.AddCaptured(graph_.value(id).type, builder.NewStorage());
-    }
-    for (const auto& [id, captured] : copies) {
-      Op op;
-      op.name = "aten::clone";
-      op.kinds = {cir::ArgKind::kTensor, cir::ArgKind::kOptionalMemoryFormat};
-      op.operands = {captured, cir::Attr(cir::NoneAttr{})};
-      op.source = builder.AddSource(graph_.sources[graph_.ops[graph_.value(id).origin_index].source]);
-      const ValueId copy = builder.AddResultValue(graph_.value(id).type, storage_of(graph_.value(id).storage));
-      op.results = {Result{cir::ReturnKind::kTensor, ResultForm::kNew, {copy}}};
-      builder.AddOp(std::move(op));
-      renamed[id] = copy;
     }
     std::set<uint32_t> ops = tail_ops_;
     ops.insert(view_ops_.begin(), view_ops_.end());

@@ -2,10 +2,10 @@
 // own.
 //
 // A graph writes to the same memory at every launch, so nothing that it makes may be handed out. The tail runs after
-// each launch, operator by operator: it copies the memory that outputs show and makes the same views of the copy. Views
-// of inputs and weights are made of the caller's own tensors. Outputs are then fresh tensors with eager's strides,
-// storage and identities. Where an operator gives a view of memory that no other operator shows (`linear` of three
-// dimensions), a copy would be no view: the tail runs the operator itself.
+// each launch, operator by operator: it gets copies of the memory that outputs show and makes the same views of them.
+// Views of inputs and weights are made of the caller's own tensors. Outputs are then fresh tensors with eager's
+// strides, storage and identities. Where an operator gives a view of memory that no other operator shows (`linear` of
+// three dimensions), a copy would be no view: the tail runs the operator itself.
 //
 // Threads:   pure.
 // Errors:    Unimplemented  a program that cannot be one graph; the message is the reason, with the operator's line
@@ -23,7 +23,9 @@
 namespace cuvil::scheduler {
 
 struct GraphSplit {
-  cir::Graph body;  // as the program; its outputs are what the tail reads
+  // As the program; its outputs are what the tail reads: of the first num_copies a fresh copy, the others as they are.
+  cir::Graph body;
+  uint32_t num_copies = 0;
   // Inputs as the program; captured are first those of the program's that it needs, then the body's outputs.
   cir::Graph tail;
   std::vector<uint32_t> tail_captured;  // positions in the program's captured tensors

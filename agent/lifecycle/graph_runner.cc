@@ -111,7 +111,7 @@ absl::Status GraphRunner::Divide(const std::set<cir::ValueId>& hidden_views) {
   auto tail = scheduler::ExecutionPlan::Build(std::move(split->tail), api_, std::move(tail_options));
   if (!tail.ok()) return tail.status();
   if (absl::Status s = scheduler::CheckCapturable(**body, device_); !s.ok()) return s;
-  parts_ = {*std::move(body), *std::move(tail), std::move(split->tail_captured)};
+  parts_ = {*std::move(body), *std::move(tail), std::move(split->tail_captured), split->num_copies};
   return absl::OkStatus();
 }
 

@@ -1,37 +1,32 @@
 #include "memory/device/cuda_graph.h"
 
+#include <algorithm>
+#include <iterator>
+#include <set>
 #include <vector>
 
 namespace cuvil::device {
 namespace {
 
 // cuda.h: CU_STREAM_NON_BLOCKING, CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-// CU_STREAM_CAPTURE_STATUS_NONE, and the first values of CUgraphNodeType.
+// CU_STREAM_CAPTURE_STATUS_NONE and _ACTIVE, and the first values of CUgraphNodeType.
 constexpr unsigned kNonBlocking = 1;
 constexpr unsigned kDisableTiming = 2;
 constexpr int kThreadLocal = 1;
 constexpr int kNotCapturing = 0;
+constexpr int kCapturing = 1;
 constexpr int kKernelNode = 0;
 constexpr int kMemcpyNode = 1;
 constexpr int kMemsetNode = 2;
 
-absl::StatusOr<GraphNodeCounts> CountNodes(const DriverApi& api, void* graph) {
+absl::StatusOr<std::vector<void*>> NodesOf(const DriverApi& api, void* graph) {
   size_t count = 0;
   if (auto s = api.ToStatus("cuGraphGetNodes", api.cuGraphGetNodes(graph, nullptr, &count)); !s.ok()) return s;
   std::vector<void*> nodes(count);
   if (count != 0) {
     if (auto s = api.ToStatus("cuGraphGetNodes", api.cuGraphGetNodes(graph, nodes.data(), &count)); !s.ok()) return s;
   }
-  GraphNodeCounts counts;
-  for (void* node : nodes) {
-    int type = -1;
-    if (auto s = api.ToStatus("cuGraphNodeGetType", api.cuGraphNodeGetType(node, &type)); !s.ok()) return s;
-    ++(type == kKernelNode   ? counts.kernels
-       : type == kMemcpyNode ? counts.copies
-       : type == kMemsetNode ? counts.memsets
-                             : counts.others);
-  }
-  return counts;
+  return nodes;
 }
 
 }  // namespace
@@ -89,26 +84,62 @@ StreamCapture::~StreamCapture() {
   if (api_->cuStreamEndCapture(stream_, &graph) == 0 && graph != nullptr) api_->cuGraphDestroy(graph);
 }
 
-absl::StatusOr<ExecutableGraph> StreamCapture::Finish(const FillKernel* fill_kernel) {
+absl::StatusOr<std::vector<void*>> StreamCapture::NewNodes() {
+  int status = kNotCapturing;
+  void* graph = nullptr;
+  const int asked = api_->cuStreamGetCaptureInfo_v2(stream_, &status, nullptr, &graph, nullptr, nullptr);
+  if (auto s = api_->ToStatus("cuStreamGetCaptureInfo", asked); !s.ok()) return s;
+  if (status != kCapturing || graph == nullptr) return absl::UnavailableError("the capture has been ended by an error");
+  size_t count = 0;
+  if (auto s = api_->ToStatus("cuGraphGetNodes", api_->cuGraphGetNodes(graph, nullptr, &count)); !s.ok()) return s;
+  if (count == known_.size()) return std::vector<void*>();
+  absl::StatusOr<std::vector<void*>> nodes = NodesOf(*api_, graph);
+  if (!nodes.ok()) return nodes.status();
+  // The driver lists nodes as they were made, which its manual does not promise.
+  std::vector<void*> added;
+  if (std::equal(known_.begin(), known_.end(), nodes->begin())) {
+    added.assign(nodes->begin() + static_cast<ptrdiff_t>(known_.size()), nodes->end());
+  } else {
+    const std::set<void*> known(known_.begin(), known_.end());
+    std::copy_if(nodes->begin(), nodes->end(), std::back_inserter(added),
+                 [&](void* node) { return !known.contains(node); });
+  }
+  known_ = *std::move(nodes);
+  return added;
+}
+
+absl::StatusOr<CapturedGraph> StreamCapture::Finish() {
   void* graph = nullptr;
   const int ended = api_->cuStreamEndCapture(std::exchange(stream_, nullptr), &graph);
   if (auto s = api_->ToStatus("cuStreamEndCapture", ended); !s.ok()) return s;
   if (graph == nullptr) return absl::UnavailableError("cuStreamEndCapture gave no graph");
-  struct Destroy {
-    const DriverApi* api;
-    void* graph;
-    ~Destroy() { api->cuGraphDestroy(graph); }
-  };
-  const Destroy destroy{api_, graph};  // the executable graph is a copy
-  if (fill_kernel != nullptr) {
-    if (auto replaced = fill_kernel->ReplaceMemsets(graph); !replaced.ok()) return replaced.status();
-  }
-  auto counts = CountNodes(*api_, graph);
-  if (!counts.ok()) return counts.status();
+  return CapturedGraph(api_, graph);
+}
+
+CapturedGraph::~CapturedGraph() {
+  if (handle_ != nullptr) api_->cuGraphDestroy(handle_);
+}
+
+absl::StatusOr<ExecutableGraph> CapturedGraph::Instantiate() const {
   void* executable = nullptr;
-  const int made = api_->cuGraphInstantiateWithFlags(&executable, graph, 0);
+  const int made = api_->cuGraphInstantiateWithFlags(&executable, handle_, 0);
   if (auto s = api_->ToStatus("cuGraphInstantiate", made); !s.ok()) return s;
-  return ExecutableGraph(api_, executable, *counts);
+  return ExecutableGraph(api_, executable);
+}
+
+absl::StatusOr<GraphNodeCounts> CapturedGraph::CountNodes() const {
+  absl::StatusOr<std::vector<void*>> nodes = NodesOf(*api_, handle_);
+  if (!nodes.ok()) return nodes.status();
+  GraphNodeCounts counts;
+  for (void* node : *nodes) {
+    int type = -1;
+    if (auto s = api_->ToStatus("cuGraphNodeGetType", api_->cuGraphNodeGetType(node, &type)); !s.ok()) return s;
+    ++(type == kKernelNode   ? counts.kernels
+       : type == kMemcpyNode ? counts.copies
+       : type == kMemsetNode ? counts.memsets
+                             : counts.others);
+  }
+  return counts;
 }
 
 bool IsCapturing(const DriverApi& api, StreamHandle stream) {

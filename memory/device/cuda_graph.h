@@ -2,11 +2,11 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "memory/device/driver_api.h"
-#include "memory/device/fill_kernel.h"
 
 namespace cuvil::device {
 
@@ -72,20 +72,42 @@ struct GraphNodeCounts {
 class ExecutableGraph {
  public:
   ExecutableGraph(ExecutableGraph&& other) noexcept
-      : api_(other.api_), handle_(std::exchange(other.handle_, nullptr)), counts_(other.counts_) {}
+      : api_(other.api_), handle_(std::exchange(other.handle_, nullptr)) {}
   ExecutableGraph& operator=(ExecutableGraph&&) = delete;
   ~ExecutableGraph();
 
   absl::Status Launch(StreamHandle stream) const;
-  const GraphNodeCounts& counts() const { return counts_; }
+  // A CUgraphExec.
+  void* handle() const { return handle_; }
+
+ private:
+  friend class CapturedGraph;
+  ExecutableGraph(const DriverApi* api, void* handle) : api_(api), handle_(handle) {}
+  const DriverApi* api_;
+  void* handle_;
+};
+
+// What a capture gave: nodes and their order. Its nodes name the nodes of every executable made of it.
+//
+// Threads:   thread-compatible.
+// Ownership: destroyed with the object; executables are copies and may outlive it.
+// Errors:    Unavailable as the driver says
+class CapturedGraph {
+ public:
+  CapturedGraph(CapturedGraph&& other) noexcept : api_(other.api_), handle_(std::exchange(other.handle_, nullptr)) {}
+  CapturedGraph& operator=(CapturedGraph&&) = delete;
+  ~CapturedGraph();
+
+  absl::StatusOr<ExecutableGraph> Instantiate() const;
+  absl::StatusOr<GraphNodeCounts> CountNodes() const;
+  // A CUgraph.
+  void* handle() const { return handle_; }
 
  private:
   friend class StreamCapture;
-  ExecutableGraph(const DriverApi* api, void* handle, const GraphNodeCounts& counts)
-      : api_(api), handle_(handle), counts_(counts) {}
+  CapturedGraph(const DriverApi* api, void* handle) : api_(api), handle_(handle) {}
   const DriverApi* api_;
   void* handle_;
-  GraphNodeCounts counts_;
 };
 
 // Turns what the calling thread puts into one stream into a graph instead of running it. Thread-local mode: other
@@ -96,18 +118,23 @@ class ExecutableGraph {
 class StreamCapture {
  public:
   static absl::StatusOr<StreamCapture> Begin(const DriverApi& api, const Stream& stream);
-  StreamCapture(StreamCapture&& other) noexcept : api_(other.api_), stream_(std::exchange(other.stream_, nullptr)) {}
+  StreamCapture(StreamCapture&& other) noexcept
+      : api_(other.api_), stream_(std::exchange(other.stream_, nullptr)), known_(std::move(other.known_)) {}
   StreamCapture& operator=(StreamCapture&&) = delete;
   // Gives the capture up.
   ~StreamCapture();
 
-  // `fill_kernel` replaces memset nodes; may be null, and must outlive the graph otherwise.
-  absl::StatusOr<ExecutableGraph> Finish(const FillKernel* fill_kernel = nullptr);
+  // The nodes (CUgraphNode) that have come since the last time, on this stream or one that was forked from it, in the
+  // order of their making.
+  absl::StatusOr<std::vector<void*>> NewNodes();
+
+  absl::StatusOr<CapturedGraph> Finish();
 
  private:
   StreamCapture(const DriverApi* api, StreamHandle stream) : api_(api), stream_(stream) {}
   const DriverApi* api_;
-  StreamHandle stream_;  // null: finished
+  StreamHandle stream_;       // null: finished
+  std::vector<void*> known_;  // nodes
 };
 
 // Whether somebody is capturing this stream. A stream that cannot be asked counts as captured.

@@ -58,7 +58,7 @@ bool DriverApi::HasGraphs() const {
   return cuStreamCreate != nullptr && cuStreamDestroy_v2 != nullptr && cuEventSynchronize != nullptr &&
          cuStreamWaitEvent != nullptr && cuStreamIsCapturing != nullptr && cuStreamBeginCapture_v2 != nullptr &&
          cuStreamEndCapture != nullptr && cuEventCreate != nullptr && cuEventRecord != nullptr &&
-         cuEventDestroy_v2 != nullptr && cuMemcpyDtoDAsync_v2 != nullptr && cuGraphGetNodes != nullptr &&
+         cuEventDestroy_v2 != nullptr && cuStreamGetCaptureInfo_v2 != nullptr && cuGraphGetNodes != nullptr &&
          cuGraphNodeGetType != nullptr && cuGraphInstantiateWithFlags != nullptr && cuGraphLaunch != nullptr &&
          cuGraphExecDestroy != nullptr && cuGraphDestroy != nullptr;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "memory/device/kernel_node.h"
+
 namespace cuvil::device {
 namespace {
 
@@ -47,7 +49,7 @@ constexpr int kMemsetNode = 2;
 constexpr unsigned kThreads = 256;
 constexpr uint64_t kMaxBlocks = 1024;
 
-// cuda.h: CUDA_MEMSET_NODE_PARAMS and CUDA_KERNEL_NODE_PARAMS_v2.
+// cuda.h: CUDA_MEMSET_NODE_PARAMS.
 struct MemsetParams {
   uint64_t to;
   size_t pitch_bytes;
@@ -55,16 +57,6 @@ struct MemsetParams {
   unsigned element_bytes;
   size_t width;  // in elements
   size_t height;
-};
-struct KernelParams {
-  void* function;
-  unsigned grid_x, grid_y, grid_z;
-  unsigned block_x, block_y, block_z;
-  unsigned shared_bytes;
-  void** arguments;
-  void** extra;
-  void* kernel;
-  void* context;
 };
 
 // The node's neighbours, by one of the driver's two functions for that.
@@ -101,30 +93,30 @@ FillKernel::~FillKernel() {
   if (module_ != nullptr) api_->cuModuleUnload(module_);
 }
 
-absl::StatusOr<uint32_t> FillKernel::ReplaceMemsets(void* graph) const {
+absl::StatusOr<std::vector<FillKernel::Replacement>> FillKernel::ReplaceMemsets(void* graph) const {
   size_t count = 0;
   if (auto s = api_->ToStatus("cuGraphGetNodes", api_->cuGraphGetNodes(graph, nullptr, &count)); !s.ok()) return s;
   std::vector<void*> nodes(count);
-  if (count == 0) return 0;
+  if (count == 0) return std::vector<Replacement>();
   if (auto s = api_->ToStatus("cuGraphGetNodes", api_->cuGraphGetNodes(graph, nodes.data(), &count)); !s.ok()) return s;
-  uint32_t replaced = 0;
+  std::vector<Replacement> replaced;
   for (void* node : nodes) {
     int type = -1;
     if (auto s = api_->ToStatus("cuGraphNodeGetType", api_->cuGraphNodeGetType(node, &type)); !s.ok()) return s;
     if (type != kMemsetNode) continue;
-    absl::StatusOr<bool> done = Replace(graph, node);
-    if (!done.ok()) return done.status();
-    replaced += *done ? 1 : 0;
+    absl::StatusOr<void*> kernel = Replace(graph, node);
+    if (!kernel.ok()) return kernel.status();
+    if (*kernel != nullptr) replaced.push_back({node, *kernel});
   }
   return replaced;
 }
 
-absl::StatusOr<bool> FillKernel::Replace(void* graph, void* node) const {
+absl::StatusOr<void*> FillKernel::Replace(void* graph, void* node) const {
   MemsetParams memset{};
   const int read = api_->cuGraphMemsetNodeGetParams(node, &memset);
   if (auto s = api_->ToStatus("cuGraphMemsetNodeGetParams", read); !s.ok()) return s;
   const uint64_t row_bytes = uint64_t{memset.width} * memset.element_bytes;
-  if (memset.height > 1 && memset.pitch_bytes != row_bytes) return false;
+  if (memset.height > 1 && memset.pitch_bytes != row_bytes) return nullptr;
   const uint64_t size_bytes = row_bytes * std::max<size_t>(memset.height, 1);
   // The pattern as one word; of four-byte elements it is the value, smaller ones repeat.
   uint32_t word = memset.value;
@@ -132,17 +124,15 @@ absl::StatusOr<bool> FillKernel::Replace(void* graph, void* node) const {
   if (memset.element_bytes == 2) word = (word & 0xffff) * 0x00010001u;
   const bool by_words = memset.to % 4 == 0 && size_bytes % 4 == 0;
   // Bytes can stand for two- and four-byte elements only if all their bytes are equal.
-  if (!by_words && word != (word & 0xff) * 0x01010101u) return false;
+  if (!by_words && word != (word & 0xff) * 0x01010101u) return nullptr;
 
   uint64_t to = memset.to;
   uint64_t count = by_words ? size_bytes / 4 : size_bytes;
   void* arguments[] = {&to, &count, &word};
-  KernelParams kernel{};
+  KernelNodeParams kernel;
   kernel.function = by_words ? fill_words_ : fill_bytes_;
   kernel.grid_x = static_cast<unsigned>(std::clamp<uint64_t>((count + kThreads - 1) / kThreads, 1, kMaxBlocks));
-  kernel.grid_y = kernel.grid_z = 1;
   kernel.block_x = kThreads;
-  kernel.block_y = kernel.block_z = 1;
   kernel.arguments = arguments;
 
   auto before = Neighbours(*api_, "cuGraphNodeGetDependencies", api_->cuGraphNodeGetDependencies, node);
@@ -158,7 +148,7 @@ absl::StatusOr<bool> FillKernel::Replace(void* graph, void* node) const {
     if (auto s = api_->ToStatus("cuGraphAddDependencies", ordered); !s.ok()) return s;
   }
   if (auto s = api_->ToStatus("cuGraphDestroyNode", api_->cuGraphDestroyNode(node)); !s.ok()) return s;
-  return true;
+  return added;
 }
 
 }  // namespace cuvil::device

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,12 +30,17 @@ class FillKernel {
   FillKernel& operator=(FillKernel&&) = delete;
   ~FillKernel();
 
-  // Puts a kernel in the place of every memset node whose memory has no gaps; gives their number.
-  absl::StatusOr<uint32_t> ReplaceMemsets(void* graph) const;
+  // A node that is no more, and the one in its place.
+  struct Replacement {
+    void *memset, *kernel;
+  };
+  // Puts a kernel in the place of every memset node whose memory has no gaps.
+  absl::StatusOr<std::vector<Replacement>> ReplaceMemsets(void* graph) const;
 
  private:
   FillKernel(const DriverApi* api, void* module) : api_(api), module_(module) {}
-  absl::StatusOr<bool> Replace(void* graph, void* node) const;
+  // Null if the node stays.
+  absl::StatusOr<void*> Replace(void* graph, void* node) const;
 
   const DriverApi* api_;
   void* module_;

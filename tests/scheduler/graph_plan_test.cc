@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,6 +71,9 @@ class GraphPlanTest : public testing::TorchTest {
     if (api_ == nullptr) return;
     g_stream = nullptr;
     g_events.clear();
+    auto copy = device::CopyKernel::Load(driver_);
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    copy_.emplace(*std::move(copy));
     auto arena = MakeArena();
     ASSERT_TRUE(arena.ok()) << arena.status();
     arena_ = *std::move(arena);
@@ -78,7 +82,7 @@ class GraphPlanTest : public testing::TorchTest {
 
   absl::StatusOr<std::shared_ptr<GraphArena>> MakeArena() {
     return GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, -1}, shelf_,
-                              std::make_unique<LoggingAllocator>(&pool_fails_), nullptr);
+                              std::make_unique<LoggingAllocator>(&pool_fails_), GraphArena::Kernels{&*copy_, nullptr});
   }
 
   // x * w, then its double, both returned.
@@ -100,7 +104,9 @@ class GraphPlanTest : public testing::TorchTest {
     auto tail = ExecutionPlan::Build(std::move(split->tail), api_, {});
     if (!tail.ok()) return tail.status();
     const OwnedTensor x = Floats({0, 0});
-    return GraphPlan::Create({*made, *tail, std::move(split->tail_captured)}, {x.ref()}, {weight_.ref()}, arena_);
+    fake_.node_types.clear();  // of the last capture; operators of the CPU make none
+    return GraphPlan::Create({*made, *tail, std::move(split->tail_captured), split->num_copies}, {x.ref()},
+                             {weight_.ref()}, arena_);
   }
 
   // A launch computes from the input copy into the kept tensors, as the device would.
@@ -118,6 +124,7 @@ class GraphPlanTest : public testing::TorchTest {
   testing::FakeDriver fake_;
   const device::DriverApi driver_ = testing::FakeDriver::Api();
   const torch_abi::CudaStreams streams_{GetStream, SetStream};
+  std::optional<device::CopyKernel> copy_;
   StreamShelf shelf_;
   bool pool_fails_ = false;
   std::shared_ptr<GraphArena> arena_;
@@ -139,8 +146,40 @@ TEST_F(GraphPlanTest, OutputsAreFreshAndNeverOverwritten) {
   EXPECT_EQ(Read(first[1]), (std::vector<float>{6, 16}));
   EXPECT_EQ(Read(second[0]), (std::vector<float>{5, 12}));
   EXPECT_EQ(first[2].ref().impl(), a.ref().impl());  // an input that is returned is that input
-  EXPECT_EQ(fake_.Count("cuMemcpyDtoDAsync 8"), 2u);
   EXPECT_EQ(fake_.Count("cuGraphLaunch 0"), 2u);
+  EXPECT_EQ(fake_.Count("cuLaunchKernel"), 2u);  // while it was captured
+}
+
+TEST_F(GraphPlanTest, NodesAreChangedOnlyForOtherAddresses) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EmulateLaunches(**plan);
+  ASSERT_EQ((*plan)->nodes().size(), 2u);
+  EXPECT_EQ((*plan)->nodes()[0].step, GraphPlan::Node::kInputCopy);
+  EXPECT_EQ((*plan)->nodes()[1].step, GraphPlan::Node::kOutputCopy);
+  const OwnedTensor x = Floats({1, 2});
+  std::vector<OwnedTensor> outputs;
+  ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
+  const size_t before = fake_.Count("cuGraphExecKernelNodeSetParams");
+  std::vector<OwnedTensor> held;
+  ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &held).ok());
+  EXPECT_EQ(fake_.Count("cuGraphExecKernelNodeSetParams"), before + 1);  // new outputs, the same input
+  EXPECT_EQ(Read(outputs[0]), (std::vector<float>{1, 4}));
+  EXPECT_EQ(Read(held[0]), (std::vector<float>{1, 4}));
+}
+
+TEST_F(GraphPlanTest, AChangeThatFailsIsTriedAgain) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EmulateLaunches(**plan);
+  const OwnedTensor x = Floats({1, 2});
+  std::vector<OwnedTensor> outputs;
+  fake_.failing = "cuGraphExecKernelNodeSetParams";
+  EXPECT_EQ((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(fake_.Count("cuGraphLaunch"), 0u);
+  fake_.failing = "";
+  ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
+  EXPECT_EQ(Read(outputs[1]), (std::vector<float>{2, 8}));
 }
 
 TEST_F(GraphPlanTest, WeightsAreReadInPlaceAndTheirAddressesKnown) {
@@ -183,7 +222,8 @@ TEST_F(GraphPlanTest, StandsAsideWhileTheStreamIsCaptured) {
 }
 
 TEST_F(GraphPlanTest, AFailedCaptureLeavesTheStreamAndThePoolAsTheyWere) {
-  for (const char* name : {"cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"}) {
+  for (const char* name : {"cuStreamBeginCapture", "cuStreamGetCaptureInfo", "cuLaunchKernel", "cuStreamEndCapture",
+                           "cuGraphGetNodes", "cuGraphInstantiate"}) {
     g_events.clear();
     fake_.failing = name;
     const auto plan = Make();
@@ -205,7 +245,7 @@ TEST_F(GraphPlanTest, AnErrorOfTheDeviceIsReportedAndStays) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   const OwnedTensor x = Floats({1, 1});
   std::vector<OwnedTensor> outputs;
-  for (const char* name : {"cuMemcpyDtoDAsync", "cuGraphLaunch"}) {
+  for (const char* name : {"cuGraphExecKernelNodeSetParams", "cuGraphLaunch"}) {
     fake_.failing = name;
     const absl::Status status = (*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
@@ -232,13 +272,13 @@ TEST_F(GraphPlanTest, FreesEverythingOnceTheDeviceIsIdle) {
   }
   EXPECT_EQ(fake_.Count("cuEventSynchronize"), 1u);
   arena_.reset();
-  EXPECT_EQ(fake_.num_live, 1);  // the capture stream is kept for the next arena
+  EXPECT_EQ(fake_.num_live, 2);  // the capture stream is kept for the next arena, the kernel for good
   {
     auto arena = MakeArena();
     ASSERT_TRUE(arena.ok());
     EXPECT_EQ(fake_.Count("cuStreamCreate"), 1u);
   }
-  EXPECT_EQ(fake_.num_live, 1);
+  EXPECT_EQ(fake_.num_live, 2);
 }
 
 TEST_F(GraphPlanTest, RefusesWhatAGraphCannotHold) {

@@ -41,8 +41,9 @@ TEST(GraphSplitTest, OutputsAreCopiedOnceAndViewedAnew) {
   EXPECT_TRUE(split->left_out_ops.empty());
   const std::string tail = cir::Print(split->tail);
   EXPECT_THAT(tail, HasSubstr("captured 1"));
-  ASSERT_EQ(split->tail.ops.size(), 3u);
-  EXPECT_EQ(split->tail.ops[0].name, "aten::clone");
+  ASSERT_EQ(split->tail.ops.size(), 2u);
+  EXPECT_EQ(split->num_copies, 1u);
+  EXPECT_EQ(split->tail.outputs[1], split->tail.captured[1]);  // the copy itself
   // Views of the copy and of the caller's own input; input and weight as they are.
   EXPECT_EQ(split->tail.value(split->tail.outputs[0]).storage, split->tail.value(split->tail.outputs[1]).storage);
   EXPECT_EQ(split->tail.value(split->tail.outputs[2]).storage, split->tail.value(split->tail.inputs[0]).storage);
@@ -59,6 +60,7 @@ TEST(GraphSplitTest, AHiddenViewIsMadeByItsOperatorInTheTail) {
   ASSERT_TRUE(split.ok()) << split.status();
   EXPECT_EQ(split->body.outputs, (std::vector<cir::ValueId>{{2}}));
   EXPECT_EQ(split->left_out_ops, (std::vector<uint32_t>{1}));
+  EXPECT_EQ(split->num_copies, 0u);
   ASSERT_EQ(split->tail.ops.size(), 1u);
   EXPECT_EQ(split->tail.ops[0].name, "aten::linear");
   EXPECT_EQ(split->tail_captured, (std::vector<uint32_t>{0}));

@@ -4,8 +4,11 @@
 // calls `on_launch`, which does the work again. One fake at a time: the driver's functions are plain pointers.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,9 +25,12 @@ struct FakeDriver {
   std::vector<std::string> log;
   std::string failing;  // the function that fails
   int error = 999;
-  std::vector<int> node_types = {0, 0, 2};
+  std::deque<int> node_types = {0, 0, 2};  // of the captured graph; launched kernels are added
   int capture_status = 0;
+  bool capture_breaks = false;  // a capture under way has been invalidated
+  // What a launched graph does besides the copies that were captured: behind the first `copies_before` of them.
   std::function<void()> on_launch;
+  size_t copies_before = 1;
   int num_live = 0;  // streams, events, graphs, executables, modules
 
   // As cuda.h has them.
@@ -39,6 +45,25 @@ struct FakeDriver {
     unsigned grid[3], block[3], shared_bytes;
     void** arguments;
   };
+  // The kernel that copies: its parameter.
+  struct CopyTable {
+    struct {
+      uint64_t to, from, size_bytes;
+    } copies[16];
+  };
+  struct CopyNode {
+    void* node;
+    uintptr_t capture;  // which one made it
+    CopyTable table;
+    unsigned grid_x, grid_y;
+    void Run() const {
+      for (unsigned i = 0; i < grid_y; ++i) {
+        const auto& copy = table.copies[i];
+        std::memmove(reinterpret_cast<void*>(copy.to), reinterpret_cast<const void*>(copy.from), copy.size_bytes);
+      }
+    }
+  };
+  std::vector<CopyNode> copy_nodes;
   MemsetParams memset{};
   // Of the last kernel node that was added.
   std::string kernel_name;
@@ -85,21 +110,46 @@ struct FakeDriver {
       return current->failing == "cuStreamIsCapturing" ? current->error : 0;
     };
     api.cuStreamBeginCapture_v2 = [](void*, int mode) {
+      ++current->num_captures;
       return current->Note("cuStreamBeginCapture", std::to_string(mode));
     };
     api.cuStreamEndCapture = [](void*, void** graph) {
       *graph = nullptr;
-      return Make("cuStreamEndCapture", graph);
+      const int result = Make("cuStreamEndCapture", graph);
+      current->captures[*graph] = current->num_captures;
+      return result;
+    };
+    api.cuStreamGetCaptureInfo_v2 = [](void*, int* status, uint64_t*, void** graph, void* const**, size_t*) {
+      *status = current->capture_breaks ? 2 : 1;
+      *graph = current;
+      return current->failing == "cuStreamGetCaptureInfo" ? current->error : 0;
+    };
+    api.cuLaunchKernel = [](void* function, unsigned grid_x, unsigned grid_y, unsigned, unsigned, unsigned, unsigned,
+                            unsigned, void*, void** arguments, void**) {
+      const int result = current->Note("cuLaunchKernel", static_cast<const char*>(function));
+      if (result != 0) return result;
+      current->node_types.push_back(0);
+      current->copy_nodes.push_back({&current->node_types.back(), current->num_captures,
+                                     *static_cast<const CopyTable*>(arguments[0]), grid_x, grid_y});
+      current->copy_nodes.back().Run();
+      return 0;
+    };
+    api.cuGraphExecKernelNodeSetParams_v2 = [](void*, void* node, const void* params) {
+      const int result = current->Note("cuGraphExecKernelNodeSetParams");
+      if (result != 0) return result;
+      const auto& kernel = *static_cast<const KernelParams*>(params);
+      for (CopyNode& copy : current->copy_nodes) {
+        if (copy.node != node) continue;
+        copy.table = *static_cast<const CopyTable*>(kernel.arguments[0]);
+        copy.grid_x = kernel.grid[0];
+        copy.grid_y = kernel.grid[1];
+      }
+      return 0;
     };
     api.cuEventCreate = [](void** event, unsigned) { return Make("cuEventCreate", event); };
     api.cuEventRecord = [](void*, void* stream) { return current->Note("cuEventRecord", Text(stream)); };
     api.cuEventSynchronize = [](void*) { return current->Note("cuEventSynchronize"); };
     api.cuEventDestroy_v2 = [](void*) { return Destroy("cuEventDestroy"); };
-    api.cuMemcpyDtoDAsync_v2 = [](uint64_t to, uint64_t from, size_t size_bytes, void*) {
-      const int result = current->Note("cuMemcpyDtoDAsync", std::to_string(size_bytes));
-      if (result == 0) std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size_bytes);
-      return result;
-    };
     api.cuGraphGetNodes = [](void*, void** nodes, size_t* count) {
       *count = current->node_types.size();
       for (size_t i = 0; nodes != nullptr && i < *count; ++i) nodes[i] = &current->node_types[i];
@@ -109,13 +159,23 @@ struct FakeDriver {
       *type = *static_cast<int*>(node);
       return 0;
     };
-    api.cuGraphInstantiateWithFlags = [](void** executable, void*, uint64_t) {
-      return Make("cuGraphInstantiate", executable);
-    };
-    api.cuGraphLaunch = [](void*, void* stream) {
-      const int result = current->Note("cuGraphLaunch", Text(stream));
-      if (result == 0 && current->on_launch) current->on_launch();
+    api.cuGraphInstantiateWithFlags = [](void** executable, void* graph, uint64_t) {
+      const int result = Make("cuGraphInstantiate", executable);
+      current->captures[*executable] = current->captures[graph];
       return result;
+    };
+    api.cuGraphLaunch = [](void* executable, void* stream) {
+      const int result = current->Note("cuGraphLaunch", Text(stream));
+      if (result != 0) return result;
+      std::vector<const CopyNode*> copies;
+      for (const CopyNode& copy : current->copy_nodes) {
+        if (copy.capture == current->captures[executable]) copies.push_back(&copy);
+      }
+      for (size_t i = 0; i <= copies.size(); ++i) {
+        if (i == std::min(current->copies_before, copies.size()) && current->on_launch) current->on_launch();
+        if (i < copies.size()) copies[i]->Run();
+      }
+      return 0;
     };
     api.cuGraphExecDestroy = [](void*) { return Destroy("cuGraphExecDestroy"); };
     api.cuGraphDestroy = [](void*) { return Destroy("cuGraphDestroy"); };
@@ -164,6 +224,8 @@ struct FakeDriver {
 
  private:
   int added_node = 0;
+  uintptr_t num_captures = 0;
+  std::map<void*, uintptr_t> captures;  // of graphs and executables
   static inline FakeDriver* current = nullptr;
   uintptr_t next_handle = 1000;
 };

@@ -24,10 +24,14 @@ TEST_F(CudaGraphTest, CapturesInThreadLocalModeAndCountsNodes) {
     ASSERT_TRUE(capture.ok());
     auto graph = capture->Finish();
     ASSERT_TRUE(graph.ok()) << graph.status();
-    EXPECT_EQ(graph->counts().kernels, 2u);
-    EXPECT_EQ(graph->counts().memsets, 1u);
-    EXPECT_EQ(graph->counts().total(), 3u);
-    ASSERT_TRUE(graph->Launch(nullptr).ok());
+    const auto counts = graph->CountNodes();
+    ASSERT_TRUE(counts.ok()) << counts.status();
+    EXPECT_EQ(counts->kernels, 2u);
+    EXPECT_EQ(counts->memsets, 1u);
+    EXPECT_EQ(counts->total(), 3u);
+    auto executable = graph->Instantiate();
+    ASSERT_TRUE(executable.ok()) << executable.status();
+    ASSERT_TRUE(executable->Launch(nullptr).ok());
   }
   EXPECT_EQ(fake_.Count("cuStreamBeginCapture 1"), 1u);  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
   EXPECT_EQ(fake_.Count("cuGraphLaunch 0"), 1u);
@@ -57,13 +61,34 @@ TEST_F(CudaGraphTest, EveryFailureIsNamedAndLeaksNothing) {
       if (!capture.ok()) return capture.status();
       auto graph = capture->Finish();
       if (!graph.ok()) return graph.status();
-      return graph->Launch(stream->handle());
+      if (auto counts = graph->CountNodes(); !counts.ok()) return counts.status();
+      auto executable = graph->Instantiate();
+      if (!executable.ok()) return executable.status();
+      return executable->Launch(stream->handle());
     }();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << name;
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(name));
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
     EXPECT_EQ(fake_.num_live, 0) << name;
   }
+}
+
+TEST_F(CudaGraphTest, TellsWhichNodesAreNew) {
+  auto stream = Stream::Create(api_);
+  auto capture = StreamCapture::Begin(api_, *stream);
+  ASSERT_TRUE(capture.ok());
+  EXPECT_EQ(capture->NewNodes()->size(), 3u);
+  EXPECT_EQ(capture->NewNodes()->size(), 0u);
+  fake_.node_types.push_back(0);
+  EXPECT_EQ(*capture->NewNodes(), std::vector<void*>{&fake_.node_types.back()});
+  // Also where the driver lists it among the old ones.
+  fake_.node_types.push_front(0);
+  EXPECT_EQ(*capture->NewNodes(), std::vector<void*>{&fake_.node_types.front()});
+
+  fake_.capture_breaks = true;
+  EXPECT_THAT(std::string(capture->NewNodes().status().message()), ::testing::HasSubstr("ended by an error"));
+  fake_.failing = "cuStreamGetCaptureInfo";
+  EXPECT_THAT(std::string(capture->NewNodes().status().message()), ::testing::HasSubstr("cuStreamGetCaptureInfo"));
 }
 
 TEST_F(CudaGraphTest, AStreamThatCannotBeAskedCountsAsCaptured) {

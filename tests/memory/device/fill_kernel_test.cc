@@ -18,7 +18,10 @@ class FillKernelTest : public ::testing::Test {
     fake_.memset = memset;
     auto kernel = FillKernel::Load(api_);
     if (!kernel.ok()) return kernel.status();
-    return kernel->ReplaceMemsets(nullptr);
+    const auto replaced = kernel->ReplaceMemsets(nullptr);
+    if (!replaced.ok()) return replaced.status();
+    for (const FillKernel::Replacement& each : *replaced) EXPECT_EQ(each.memset, &fake_.node_types[2]);
+    return static_cast<uint32_t>(replaced->size());
   }
 
   FakeDriver fake_;
@@ -83,9 +86,10 @@ TEST_F(FillKernelTest, ACaptureEndsWithoutMemsetNodes) {
   ASSERT_TRUE(kernel.ok());
   auto stream = Stream::Create(api_);
   auto capture = StreamCapture::Begin(api_, *stream);
-  auto graph = capture->Finish(&*kernel);
+  auto graph = capture->Finish();
   ASSERT_TRUE(graph.ok()) << graph.status();
-  EXPECT_EQ(graph->counts().memsets, 0u);
+  ASSERT_TRUE(kernel->ReplaceMemsets(graph->handle()).ok());
+  EXPECT_EQ(graph->CountNodes()->memsets, 0u);
 }
 
 }  // namespace
