@@ -87,16 +87,18 @@ bool Capture::CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vec
                              std::vector<torch_abi::TensorRef>* captured) {
   std::vector<PyObject*> objects;
   if (!inputs_->CollectTensors(call, &objects)) return false;
+  const TensorBridge& bridge = Bridge();
+  pins->Reserve(objects.size() + captured_->size());
   for (PyObject* object : objects) {
     for (PyObject* other : not_arguments_) {
       if (object == other) return false;
     }
     pins->Pin(object);
-    inputs->push_back(Bridge().FromPyObject(object));
+    inputs->push_back(bridge.FromPyObject(object));
   }
   for (size_t i = 0; i < captured_->size(); ++i) {
     pins->Pin(captured_->at(i));
-    captured->push_back(Bridge().FromPyObject(captured_->at(i)));
+    captured->push_back(bridge.FromPyObject(captured_->at(i)));
   }
   return true;
 }

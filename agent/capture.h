@@ -60,6 +60,7 @@ class PinnedTensors {
     Py_INCREF(tensor);
     tensors_.push_back(tensor);
   }
+  void Reserve(size_t count) { tensors_.reserve(count); }
   void Release() {
     for (PyObject* tensor : tensors_) Py_DECREF(tensor);
     tensors_.clear();

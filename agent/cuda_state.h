@@ -4,6 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
+
+#include "scheduler/torch/context_switches.h"
 
 namespace cuvil::agent {
 
@@ -17,6 +20,8 @@ class CudaState {
   // Everything that this torch can be asked about; runs no Python code. An answer that cannot be had differs from every
   // other.
   static CudaState Read();
+  // How many of the answers take a call of Python's getter.
+  static size_t NumGetters();
 
   // The calling thread's device; -1 if torch does not tell.
   static int CurrentDevice();
@@ -26,10 +31,12 @@ class CudaState {
 
   bool operator==(const CudaState&) const = default;
 
-  static constexpr size_t kMaxAnswers = 24;
+  std::vector<uint64_t> answers() const { return {answers_.begin(), answers_.end()}; }
 
  private:
-  std::array<uint64_t, kMaxAnswers> answers_{};
+  static constexpr size_t kNumAnswers =
+      torch_abi::ContextSwitches::kNumRows + torch_abi::ContextSwitches::kNumPrecisions;
+  std::array<uint64_t, kNumAnswers> answers_{};
 };
 
 }  // namespace cuvil::agent

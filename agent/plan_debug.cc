@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
+#include "agent/cuda_state.h"
 #include "agent/gil.h"
 #include "agent/py_ref.h"
 #include "agent/python_steps.h"
@@ -261,11 +262,28 @@ PyObject* PlanDescribe(PyObject*, PyObject* argument) noexcept {
   });
 }
 
+// _cuda_switches() -> (answers: list of int, number of them that took a call of Python's getter)
+PyObject* CudaSwitches(PyObject*, PyObject*) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const OwnedRef list = OwnedRef::Steal(PyList_New(0));
+    for (const uint64_t answer : CudaState::Read().answers()) {
+      const OwnedRef number = OwnedRef::Steal(PyLong_FromUnsignedLongLong(answer));
+      if (!list || !number || PyList_Append(list.get(), number.get()) < 0) return OwnedRef();
+    }
+    return OwnedRef::Steal(Py_BuildValue("(On)", list.get(), static_cast<Py_ssize_t>(CudaState::NumGetters())));
+  });
+}
+
 PyMethodDef kMethods[] = {
-    {"_cir_roundtrip", CirRoundtrip, METH_O, nullptr}, {"_cir_schema", CirSchema, METH_O, nullptr},
-    {"_plan_build", PlanBuild, METH_VARARGS, nullptr}, {"_plan_run", PlanRun, METH_VARARGS, nullptr},
-    {"_plan_describe", PlanDescribe, METH_O, nullptr}, {"_torch_boundary", TorchBoundary, METH_NOARGS, nullptr},
-    {"_tensor_meta", ReadTensorMeta, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr},
+    {"_cir_roundtrip", CirRoundtrip, METH_O, nullptr},
+    {"_cir_schema", CirSchema, METH_O, nullptr},
+    {"_plan_build", PlanBuild, METH_VARARGS, nullptr},
+    {"_plan_run", PlanRun, METH_VARARGS, nullptr},
+    {"_plan_describe", PlanDescribe, METH_O, nullptr},
+    {"_torch_boundary", TorchBoundary, METH_NOARGS, nullptr},
+    {"_tensor_meta", ReadTensorMeta, METH_O, nullptr},
+    {"_cuda_switches", CudaSwitches, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace

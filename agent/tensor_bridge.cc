@@ -154,6 +154,17 @@ void* TensorBridge::Data(torch_abi::TensorRef tensor) const {
   return data + Load<int64_t>(impl, storage_offset_) * cir::ElementSizeBytes(dtype);
 }
 
+bool TensorBridge::AreAt(absl::Span<const torch_abi::TensorRef> tensors, absl::Span<const void* const> data) const {
+  if (tensors.size() != data.size()) return false;
+  // Nobody else looks at storages, so each is a miss; the tensors themselves have just been looked at.
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (i + kAhead < tensors.size()) __builtin_prefetch(Storage(tensors[i + kAhead]));
+    if (Data(tensors[i]) != data[i]) return false;
+  }
+  return true;
+}
+
 size_t TensorBridge::StorageBytes(torch_abi::TensorRef tensor) const {
   const auto* storage = static_cast<const char*>(Storage(tensor));
   return storage == nullptr ? 0 : Load<size_t>(storage, bytes_in_storage_);

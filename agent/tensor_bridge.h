@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "jit/cir/tensor_type.h"
 #include "scheduler/torch/handles.h"
 
@@ -82,6 +83,8 @@ class TensorBridge {
   void* Storage(torch_abi::TensorRef tensor) const;
   void* Data(torch_abi::TensorRef tensor) const;
   void* StorageData(torch_abi::TensorRef tensor) const;
+  // Whether each tensor's first element is at that address.
+  bool AreAt(absl::Span<const torch_abi::TensorRef> tensors, absl::Span<const void* const> data) const;
   size_t StorageBytes(torch_abi::TensorRef tensor) const;
   // Null when the tensor has none (inference tensors).
   const void* AutogradMeta(torch_abi::TensorRef tensor) const;

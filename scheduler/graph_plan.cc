@@ -184,7 +184,8 @@ absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const
   if (inputs.size() != inputs_.size()) return absl::InvalidArgumentError("another number of inputs than the plan has");
   absl::StatusOr<device::StreamHandle> stream = arena_->streams().Current(arena_->device().index);
   if (!stream.ok()) return stream.status();
-  if (device::IsCapturing(arena_->driver(), *stream)) {
+  // The legacy default stream, which is torch's own, cannot be captured (CUDA Programming Guide, stream capture).
+  if (*stream != nullptr && device::IsCapturing(arena_->driver(), *stream)) {
     return absl::FailedPreconditionError("the current stream is being captured");
   }
   const cir::Graph& program = parts_.body->graph();

@@ -34,14 +34,6 @@ absl::StatusOr<std::shared_ptr<GraphArena>> ArenaOf(PyObject* module, cir::Devic
   return arena;
 }
 
-bool AreAt(absl::Span<const torch_abi::TensorRef> tensors, absl::Span<const void* const> data) {
-  if (tensors.size() != data.size()) return false;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (Bridge().Data(tensors[i]) != data[i]) return false;
-  }
-  return true;
-}
-
 // Outputs of the body that are views of memory which no operator of the program shows. GIL held.
 std::set<cir::ValueId> HiddenViews(const GraphPlan& plan) {
   const ErrorScope errors;
@@ -145,7 +137,7 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
   {
     const absl::MutexLock lock(&mutex_);
     if (gave_up_) return false;
-    if (graph_ != nullptr && state_ == state && AreAt(captured, graph_->captured_data())) {
+    if (graph_ != nullptr && state_ == state && Bridge().AreAt(captured, graph_->captured_data())) {
       graph = graph_;
     } else {
       if (capturing_) return false;

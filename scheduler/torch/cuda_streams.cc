@@ -3,8 +3,31 @@
 #include <dlfcn.h>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/torch/boundary.h"
 
 namespace cuvil::torch_abi {
+namespace {
+
+// c10::cuda::current_device; a DeviceIndex is a signed byte.
+int8_t (*g_current_device)() = nullptr;
+
+int CurrentCudaDevice() {
+  int device = -1;
+  if (!CallForeign([&] { device = g_current_device(); }).ok()) return -1;
+  return device;
+}
+
+}  // namespace
+
+int (*FindCurrentCudaDevice())() {
+  static const bool found = [] {
+    void* library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+    if (library == nullptr) return false;
+    g_current_device = reinterpret_cast<int8_t (*)()>(dlsym(library, "_ZN3c104cuda14current_deviceEv"));
+    return g_current_device != nullptr;
+  }();
+  return found ? CurrentCudaDevice : nullptr;
+}
 
 absl::StatusOr<CudaStreams> CudaStreams::Load() {
   void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);

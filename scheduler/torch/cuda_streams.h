@@ -29,6 +29,10 @@ class CudaStreams {
   int32_t (*set_)(void* stream, int32_t device_index);
 };
 
+// A function that gives the calling thread's current device, or -1 when torch cannot tell. Null where libtorch does not
+// export what it takes.
+int (*FindCurrentCudaDevice())();
+
 // Makes a stream current for as long as it lives.
 class CurrentStreamScope {
  public:

@@ -214,6 +214,7 @@ TEST_F(GraphPlanTest, AnotherStreamWaitsForTheLastUse) {
 TEST_F(GraphPlanTest, StandsAsideWhileTheStreamIsCaptured) {
   auto plan = Make();
   ASSERT_TRUE(plan.ok()) << plan.status();
+  g_stream = reinterpret_cast<void*>(77);  // the legacy default stream cannot be captured
   fake_.capture_status = 1;
   const OwnedTensor x = Floats({1, 1});
   std::vector<OwnedTensor> outputs;
