@@ -128,8 +128,6 @@ if wants asan; then
   ASAN_OPTIONS=detect_leaks=1 unit_tests ci-asan -LE embeds_python
   ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc step "$logs/ctest-ci-asan-agent.log" "ci-asan: C++ tests of the agent" \
     ctest --test-dir build/ci-asan --output-on-failure -L embeds_python
-  environment "$first"
-  step "$logs/pytest-asan.log" "ci-asan: Python tests" scripts/pytest_asan.sh "${environments[$first]}" build/ci-asan
 fi
 
 if wants clang; then
@@ -143,24 +141,37 @@ if wants wheels; then
   CUVIL_WERROR=ON scripts/wheels.sh "${versions[@]}"
 fi
 
+# A run of pytest keeps one core busy, so two go side by side where there are two.
+running=()
+failed=0
+# beside <log> <title> <command...>: as step, once there is room beside those that run
+beside() {
+  if ((${#running[@]} >= (jobs > 1 ? 2 : 1))); then
+    wait -n "${running[@]}" || failed=1
+    local still=() run
+    for run in "${running[@]}"; do
+      if kill -0 "$run" 2>/dev/null; then still+=("$run"); else wait "$run" || failed=1; fi
+    done
+    running=("${still[@]}")
+  fi
+  step "$@" &
+  running+=("$!")
+}
 if wants python; then
-  # A run keeps one core busy, so two go side by side where there are two.
-  running=()
-  failed=0
   for version in "${versions[@]}"; do
     environment "$version"
-    if ((${#running[@]} >= (jobs > 1 ? 2 : 1))); then
-      wait "${running[0]}" || failed=1
-      running=("${running[@]:1}")
-    fi
-    tag="$(tag_of "$version")"
-    step "$logs/pytest-$version.log" "Python $version: pytest" env PYTHONPATH="build/$tag/python" \
-      "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider --durations=15 ${CUVIL_PYTEST_ARGS:-} tests &
-    running+=("$!")
+    beside "$logs/pytest-$version.log" "Python $version: pytest" env PYTHONPATH="build/$(tag_of "$version")/python" \
+      "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider --durations=15 ${CUVIL_PYTEST_ARGS:-} tests
   done
-  for run in "${running[@]}"; do wait "$run" || failed=1; done
-  for version in "${versions[@]}"; do say "Python $version: $(tail -n 1 "$logs/pytest-$version.log")"; done
-  ((failed == 0)) || die "pytest failed"
 fi
+if wants asan; then
+  environment "$first"
+  beside "$logs/pytest-asan.log" "ci-asan: Python tests" scripts/pytest_asan.sh "${environments[$first]}" build/ci-asan
+fi
+for run in "${running[@]}"; do wait "$run" || failed=1; done
+if wants python; then
+  for version in "${versions[@]}"; do say "Python $version: $(tail -n 1 "$logs/pytest-$version.log")"; done
+fi
+((failed == 0)) || die "pytest failed"
 
 say "all of: ${stages[*]} passed on Python ${versions[*]}${missing[*]:+ (skipped: ${missing[*]})}"
