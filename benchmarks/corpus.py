@@ -4,6 +4,7 @@
 
 python benchmarks/corpus.py --out corpus.jsonl                 # everything, two at a time, resumable
 python benchmarks/corpus.py --sample ci --out ci.jsonl         # a fixed sample
+python benchmarks/corpus.py --sample python --device cuda --out gpu.jsonl
 python benchmarks/corpus.py --only bert,resnet18 -v            # names that contain a word
 python benchmarks/corpus.py --accelerator none --out self.jsonl  # self-check: eager against eager
 python benchmarks/corpus.py --report corpus.jsonl --write docs/coverage.md
@@ -43,14 +44,14 @@ FAULTS = ("wrong", "crash", "error", "timeout", "memory")
 class Child:
     """A forked process that runs one model; what kills it kills nothing else."""
 
-    def __init__(self, spec: Spec, accelerator: Any | None) -> None:
+    def __init__(self, spec: Spec, accelerator: Any | None, device: str) -> None:
         self.spec, self.started, self.data = spec, time.monotonic(), b""
         self.reader, writer = os.pipe()
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.reader)
-            _child_main(spec, accelerator, writer)
+            _child_main(spec, accelerator, device, writer)
         os.close(writer)
 
     def read(self) -> bool:
@@ -88,7 +89,7 @@ class Child:
             }
 
 
-def _child_main(spec: Spec, accelerator: Any | None, writer: int) -> None:
+def _child_main(spec: Spec, accelerator: Any | None, device: str, writer: int) -> None:
     import faulthandler
     import warnings
 
@@ -96,7 +97,7 @@ def _child_main(spec: Spec, accelerator: Any | None, writer: int) -> None:
     faulthandler.enable()
     code = 1
     try:
-        answer = json.dumps(corpus_run.run(spec, accelerator)).encode()
+        answer = json.dumps(corpus_run.run(spec, accelerator, device)).encode()
         while answer:
             answer = answer[os.write(writer, answer) :]
         code = 0
@@ -120,7 +121,7 @@ def run_all(specs: list[Spec], accelerator: Any | None, options: argparse.Namesp
     started, position, total = time.monotonic(), 0, len(todo)
     while position < total or running:
         while position < total and len(running) < options.parallel:
-            running.append(Child(todo[position], accelerator))
+            running.append(Child(todo[position], accelerator, options.device))
             position += 1
         ready = select.select([child.reader for child in running], [], [], 0.5)[0]
         for child in list(running):
@@ -178,6 +179,7 @@ def main() -> int:
     parser.add_argument("--accelerator", default="cuvil", help="module with enable/disable/stats/explain, or 'none'")
     parser.add_argument("--sample", choices=("ci", "python"))
     parser.add_argument("--only", help="comma-separated words; models whose name contains one")
+    parser.add_argument("--device", default="cpu", help="where models and inputs are, e.g. cuda")
     parser.add_argument("--group", help="comma-separated words; groups that contain one")
     parser.add_argument("--out", help="JSONL file of records; models that it holds are not run again")
     parser.add_argument("--parallel", type=int, default=2)

@@ -50,6 +50,12 @@ def summary(records: list[Record]) -> str:
     reasons = _reason_lines(records)
     if reasons:
         lines += ["reasons of models not planned whole:", *reasons[:25]]
+    on_gpu = [record for record in records if "graphs" in record]
+    if on_gpu:
+        with_graphs = sum(record["graphs"] > 0 for record in on_gpu)
+        lines.append(f"models with plans that are CUDA graphs: {with_graphs} of {len(on_gpu)}")
+        why = Counter(reason for record in on_gpu for reason in record["not_graphs"])
+        lines += [f"- {count} × {reason[:160]}" for reason, count in why.most_common(15)]
     for record in records:
         if record["state"] in ("wrong", "crash", "error", "timeout", "memory"):
             detail = (record["wrong"] or record.get("reasons") or [""])[0]

@@ -41,7 +41,22 @@ def _counts(accelerator: Any) -> dict[str, int]:
     return {name: int(stats[name]) for name in ("calls", "planned", "traces")}
 
 
-def run(spec: Spec, accelerator: Any | None) -> dict[str, Any]:
+def _moved(value: Any, device: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(each, device) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(each, device) for each in value)
+    return value
+
+
+def _build(spec: Spec, device: str) -> tuple[torch.nn.Module, list[Inputs]]:
+    model, inputs = build(spec)
+    return (model, inputs) if device == "cpu" else (model.to(device), _moved(inputs, device))
+
+
+def run(spec: Spec, accelerator: Any | None, device: str = "cpu") -> dict[str, Any]:
     """The record of one model.
 
     `state` is whole, partly, eager, wrong, error, absent (not in the installed version of the library) or unusable
@@ -49,6 +64,7 @@ def run(spec: Spec, accelerator: Any | None) -> dict[str, Any]:
     """
     record: dict[str, Any] = {"name": spec.name, "group": spec.group, "state": "unusable", "wrong": [], "inexact": 0.0}
     record["versions"] = versions()
+    record["device"] = device
     started = time.perf_counter()
     served: list[str] = []
     pristine: torch.nn.Module | None = None
@@ -57,7 +73,7 @@ def run(spec: Spec, accelerator: Any | None) -> dict[str, Any]:
             if pristine is not None:
                 model, pristine = pristine, None
             else:
-                model, inputs = build(spec)
+                model, inputs = _build(spec, device)
                 if mode is not list(MODES.values())[-1] and _size_bytes(model) < COPY_LIMIT_BYTES:
                     pristine = copy.deepcopy(model)
             with mode():
@@ -89,6 +105,10 @@ def run(spec: Spec, accelerator: Any | None) -> dict[str, Any]:
                     served.append(
                         _accelerated(model, one, reference, accelerator, f"{mode_name} shape {shape}", record)
                     )
+            if accelerator is not None and device != "cpu":
+                graphs = [plan.get("cuda_graph") or {} for plan in _plans(accelerator, model)]
+                record["graphs"] = sum(bool(graph.get("captured")) for graph in graphs)
+                record["not_graphs"] = sorted({graph["reason"] for graph in graphs if graph.get("reason")})
             if accelerator is not None and any(each != "whole" for each in served):
                 record.setdefault("reasons", _reasons(accelerator, model))
         except Exception as error:
@@ -141,6 +161,10 @@ def _accelerated(
             whole = planned == calls == 1 and index < CALLS_PER_SHAPE
             served = "whole" if whole else "partly" if planned else "eager"
     return served
+
+
+def _plans(accelerator: Any, model: torch.nn.Module) -> list[dict[str, Any]]:
+    return [plan for module in accelerator.explain(model).to_dict()["modules"] for plan in module["plans"]]
 
 
 def _reasons(accelerator: Any, model: torch.nn.Module) -> list[str]:
