@@ -59,8 +59,8 @@ bool DriverApi::HasGraphs() const {
          cuStreamWaitEvent != nullptr && cuStreamIsCapturing != nullptr && cuStreamBeginCapture_v2 != nullptr &&
          cuStreamEndCapture != nullptr && cuEventCreate != nullptr && cuEventRecord != nullptr &&
          cuEventDestroy_v2 != nullptr && cuStreamGetCaptureInfo_v2 != nullptr && cuGraphGetNodes != nullptr &&
-         cuGraphNodeGetType != nullptr && cuGraphInstantiateWithFlags != nullptr && cuGraphLaunch != nullptr &&
-         cuGraphExecDestroy != nullptr && cuGraphDestroy != nullptr;
+         cuGraphGetEdges != nullptr && cuGraphNodeGetType != nullptr && cuGraphInstantiateWithFlags != nullptr &&
+         cuGraphLaunch != nullptr && cuGraphExecDestroy != nullptr && cuGraphDestroy != nullptr;
 }
 
 absl::Status DriverApi::ToStatus(const char* call, int result) const {

@@ -5,14 +5,17 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory/device/driver_api.h"
+#include "tests/testing/capture_model.h"
 
 namespace cuvil::testing {
 
@@ -31,6 +34,12 @@ struct FakeDriver {
   // What a launched graph does besides the copies that were captured: behind the first `copies_before` of them.
   std::function<void()> on_launch;
   size_t copies_before = 1;
+  // Set: between two looks at a capture something made a kernel node on this stream, unless a node has come anyway.
+  std::function<void*()> working_stream;
+  // Set: how long a launch of the graph takes on the device that has so many side streams.
+  std::function<double(size_t num_side_streams)> launch_ms;
+  // Left out of every graph's edges, by position.
+  size_t hidden_edge = SIZE_MAX;
   int num_live = 0;  // streams, events, graphs, executables, modules
 
   // As cuda.h has them.
@@ -102,19 +111,25 @@ struct FakeDriver {
     };
     api.cuStreamCreate = [](void** stream, unsigned) { return Make("cuStreamCreate", stream); };
     api.cuStreamDestroy_v2 = [](void*) { return Destroy("cuStreamDestroy"); };
-    api.cuStreamWaitEvent = [](void* stream, void*, unsigned) {
+    api.cuStreamWaitEvent = [](void* stream, void* event, unsigned) {
+      if (current->capturing) {
+        current->Capture().model.Wait(reinterpret_cast<uintptr_t>(stream), reinterpret_cast<uintptr_t>(event));
+      }
       return current->Note("cuStreamWaitEvent", Text(stream));
     };
     api.cuStreamIsCapturing = [](void*, int* status) {
       *status = current->capture_status;
       return current->failing == "cuStreamIsCapturing" ? current->error : 0;
     };
-    api.cuStreamBeginCapture_v2 = [](void*, int mode) {
+    api.cuStreamBeginCapture_v2 = [](void* stream, int mode) {
       ++current->num_captures;
+      current->capturing = true;
+      current->Capture().stream = reinterpret_cast<uintptr_t>(stream);
       return current->Note("cuStreamBeginCapture", std::to_string(mode));
     };
     api.cuStreamEndCapture = [](void*, void** graph) {
       *graph = nullptr;
+      current->capturing = false;
       const int result = Make("cuStreamEndCapture", graph);
       current->captures[*graph] = current->num_captures;
       return result;
@@ -122,13 +137,17 @@ struct FakeDriver {
     api.cuStreamGetCaptureInfo_v2 = [](void*, int* status, uint64_t*, void** graph, void* const**, size_t*) {
       *status = current->capture_breaks ? 2 : 1;
       *graph = current;
+      if (current->working_stream && !std::exchange(current->saw_node, false)) {
+        current->AddNode(current->working_stream());
+        current->saw_node = false;
+      }
       return current->failing == "cuStreamGetCaptureInfo" ? current->error : 0;
     };
     api.cuLaunchKernel = [](void* function, unsigned grid_x, unsigned grid_y, unsigned, unsigned, unsigned, unsigned,
-                            unsigned, void*, void** arguments, void**) {
+                            unsigned, void* stream, void** arguments, void**) {
       const int result = current->Note("cuLaunchKernel", static_cast<const char*>(function));
       if (result != 0) return result;
-      current->node_types.push_back(0);
+      current->AddNode(stream);
       current->copy_nodes.push_back({&current->node_types.back(), current->num_captures,
                                      *static_cast<const CopyTable*>(arguments[0]), grid_x, grid_y});
       current->copy_nodes.back().Run();
@@ -147,13 +166,43 @@ struct FakeDriver {
       return 0;
     };
     api.cuEventCreate = [](void** event, unsigned) { return Make("cuEventCreate", event); };
-    api.cuEventRecord = [](void*, void* stream) { return current->Note("cuEventRecord", Text(stream)); };
+    api.cuEventRecord = [](void* event, void* stream) {
+      if (current->capturing) {
+        current->Capture().model.Record(reinterpret_cast<uintptr_t>(event), reinterpret_cast<uintptr_t>(stream));
+      }
+      current->event_ms[event] = current->clock_ms;
+      return current->Note("cuEventRecord", Text(stream));
+    };
+    api.cuEventElapsedTime = [](float* milliseconds, void* start, void* end) {
+      *milliseconds = static_cast<float>(current->event_ms[end] - current->event_ms[start]);
+      return current->Note("cuEventElapsedTime");
+    };
     api.cuEventSynchronize = [](void*) { return current->Note("cuEventSynchronize"); };
     api.cuEventDestroy_v2 = [](void*) { return Destroy("cuEventDestroy"); };
-    api.cuGraphGetNodes = [](void*, void** nodes, size_t* count) {
-      *count = current->node_types.size();
-      for (size_t i = 0; nodes != nullptr && i < *count; ++i) nodes[i] = &current->node_types[i];
+    // Nodes that no capture has made are in every graph.
+    api.cuGraphGetNodes = [](void* graph, void** nodes, size_t* count) {
+      const uintptr_t capture = current->CaptureOf(graph);
+      size_t found = 0;
+      for (int& type : current->node_types) {
+        const auto made = current->made_by.find(&type);
+        if (made != current->made_by.end() && made->second != capture) continue;
+        if (nodes != nullptr) nodes[found] = &type;
+        ++found;
+      }
+      *count = found;
       return current->failing == "cuGraphGetNodes" ? current->error : 0;
+    };
+    api.cuGraphGetEdges = [](void* graph, void** from, void** to, size_t* count) {
+      const Captured& captured = current->captured[current->CaptureOf(graph)];
+      size_t found = 0;
+      for (size_t i = 0; i < captured.model.edges().size(); ++i) {
+        if (i == current->hidden_edge) continue;
+        if (from != nullptr) from[found] = captured.nodes[captured.model.edges()[i].first];
+        if (to != nullptr) to[found] = captured.nodes[captured.model.edges()[i].second];
+        ++found;
+      }
+      *count = found;
+      return current->Note("cuGraphGetEdges");
     };
     api.cuGraphNodeGetType = [](void* node, int* type) {
       *type = *static_cast<int*>(node);
@@ -167,6 +216,11 @@ struct FakeDriver {
     api.cuGraphLaunch = [](void* executable, void* stream) {
       const int result = current->Note("cuGraphLaunch", Text(stream));
       if (result != 0) return result;
+      if (current->launch_ms) {
+        const Captured& captured = current->captured[current->CaptureOf(executable)];
+        const auto& streams = captured.model.captured();
+        current->clock_ms += current->launch_ms(streams.size() - streams.count(captured.stream));
+      }
       std::vector<const CopyNode*> copies;
       for (const CopyNode& copy : current->copy_nodes) {
         if (copy.capture == current->captures[executable]) copies.push_back(&copy);
@@ -223,7 +277,28 @@ struct FakeDriver {
   }
 
  private:
+  // What the streams of one capture made.
+  struct Captured {
+    uintptr_t stream = 0;
+    CaptureModel model;
+    std::vector<void*> nodes;
+  };
+  Captured& Capture() { return captured[num_captures]; }
+  uintptr_t CaptureOf(void* graph) { return graph == this ? num_captures : captures[graph]; }
+  void AddNode(void* stream) {
+    node_types.push_back(0);
+    made_by[&node_types.back()] = num_captures;
+    Capture().model.Launch(reinterpret_cast<uintptr_t>(stream));
+    Capture().nodes.push_back(&node_types.back());
+    saw_node = true;
+  }
+
   int added_node = 0;
+  bool capturing = false, saw_node = false;
+  std::map<uintptr_t, Captured> captured;
+  std::map<void*, uintptr_t> made_by;  // of nodes
+  double clock_ms = 0;
+  std::map<void*, double> event_ms;
   uintptr_t num_captures = 0;
   std::map<void*, uintptr_t> captures;  // of graphs and executables
   static inline FakeDriver* current = nullptr;
