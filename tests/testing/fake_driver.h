@@ -30,6 +30,7 @@ struct FakeDriver {
   int error = 999;
   std::deque<int> node_types = {0, 0, 2};  // of the captured graph; launched kernels are added
   int capture_status = 0;
+  int capture_mode = 0;         // of the calling thread
   bool capture_breaks = false;  // a capture under way has been invalidated
   // What a launched graph does besides the copies that were captured: behind the first `copies_before` of them.
   std::function<void()> on_launch;
@@ -40,7 +41,9 @@ struct FakeDriver {
   std::function<double(size_t num_side_streams)> launch_ms;
   // Left out of every graph's edges, by position.
   size_t hidden_edge = SIZE_MAX;
-  int num_live = 0;  // streams, events, graphs, executables, modules
+  std::function<void()> on_instantiate;
+  std::vector<int> primary_contexts = {0, 1};  // of each device, whether it is active
+  int num_live = 0;                            // streams, events, graphs, executables, modules
 
   // As cuda.h has them.
   struct MemsetParams {
@@ -211,6 +214,7 @@ struct FakeDriver {
     api.cuGraphInstantiateWithFlags = [](void** executable, void* graph, uint64_t) {
       const int result = Make("cuGraphInstantiate", executable);
       current->captures[*executable] = current->captures[graph];
+      if (result == 0 && current->on_instantiate) current->on_instantiate();
       return result;
     };
     api.cuGraphLaunch = [](void* executable, void* stream) {
@@ -268,6 +272,32 @@ struct FakeDriver {
     api.cuGraphAddDependencies = [](void*, void* const* from, void* const* to, size_t count) {
       const bool right = count == 1 && from[0] == &current->added_node && to[0] == &current->node_types[1];
       return current->Note("cuGraphAddDependencies", right ? "before the second" : "?");
+    };
+    api.cuDeviceGetCount = [](int* count) {
+      *count = static_cast<int>(current->primary_contexts.size());
+      return 0;
+    };
+    api.cuDeviceGet = [](int* device, int ordinal) {
+      *device = ordinal;
+      return 0;
+    };
+    api.cuDevicePrimaryCtxGetState = [](int device, unsigned*, int* active) {
+      *active = current->primary_contexts[device];
+      return 0;
+    };
+    api.cuDevicePrimaryCtxRetain = [](void** context, int device) {
+      *context = nullptr;
+      return current->Note("cuDevicePrimaryCtxRetain", std::to_string(device));
+    };
+    api.cuDevicePrimaryCtxRelease_v2 = [](int device) {
+      return current->Note("cuDevicePrimaryCtxRelease", std::to_string(device));
+    };
+    api.cuCtxPushCurrent_v2 = [](void*) { return current->Note("cuCtxPushCurrent"); };
+    api.cuCtxPopCurrent_v2 = [](void**) { return current->Note("cuCtxPopCurrent"); };
+    api.cuCtxSynchronize = [] { return current->Note("cuCtxSynchronize"); };
+    api.cuThreadExchangeStreamCaptureMode = [](int* mode) {
+      std::swap(*mode, current->capture_mode);
+      return 0;
     };
     api.cuGraphDestroyNode = [](void* node) {
       *static_cast<int*>(node) = 0;
