@@ -160,7 +160,8 @@ absl::Status GraphPlan::CaptureCopies(CopyNodes* copies, uint32_t step, device::
   return absl::OkStatus();
 }
 
-absl::Status GraphPlan::Redirect(CopyNodes* copies, absl::Span<const uint64_t> addresses, bool are_sources) {
+absl::Status GraphPlan::Redirect(const device::ExecutableGraph& executable, CopyNodes* copies,
+                                 absl::Span<const uint64_t> addresses, bool are_sources) {
   for (size_t first = 0; first < addresses.size(); first += device::CopyKernel::kMaxCopies) {
     const auto some = absl::MakeSpan(copies->copies).subspan(first, device::CopyKernel::kMaxCopies);
     bool changed = false;
@@ -170,7 +171,7 @@ absl::Status GraphPlan::Redirect(CopyNodes* copies, absl::Span<const uint64_t> a
     }
     if (!changed) continue;
     void* node = copies->nodes[first / device::CopyKernel::kMaxCopies];
-    if (absl::Status s = arena_->kernels().copy->Update(executable_->handle(), node, some); !s.ok()) {
+    if (absl::Status s = arena_->kernels().copy->Update(executable.handle(), node, some); !s.ok()) {
       // What the node has now is unknown; no address is zero.
       for (device::DeviceCopy& copy : some) (are_sources ? copy.from : copy.to) = 0;
       return s;
@@ -179,8 +180,19 @@ absl::Status GraphPlan::Redirect(CopyNodes* copies, absl::Span<const uint64_t> a
   return absl::OkStatus();
 }
 
+absl::Status GraphPlan::LaunchOther(const device::ExecutableGraph& executable, absl::Span<const uint64_t> sources,
+                                    absl::Span<const uint64_t> targets, device::StreamHandle stream) {
+  // What its nodes have is unknown; no address is zero.
+  CopyNodes in = copies_in_, out = copies_out_;
+  for (device::DeviceCopy& copy : in.copies) copy.from = 0;
+  for (device::DeviceCopy& copy : out.copies) copy.to = 0;
+  if (absl::Status s = Redirect(executable, &in, sources, true); !s.ok()) return s;
+  if (absl::Status s = Redirect(executable, &out, targets, false); !s.ok()) return s;
+  return executable.Launch(stream);
+}
+
 absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured,
-                            std::vector<OwnedTensor>* outputs) {
+                            std::vector<OwnedTensor>* outputs, const Watch* watch) {
   if (inputs.size() != inputs_.size()) return absl::InvalidArgumentError("another number of inputs than the plan has");
   absl::StatusOr<device::StreamHandle> stream = arena_->streams().Current(arena_->device().index);
   if (!stream.ok()) return stream.status();
@@ -211,10 +223,15 @@ absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const
 
   GraphArena::Use use(*arena_, *stream);
   if (absl::Status s = use.Begin(); !s.ok()) return s;
-  if (absl::Status s = Redirect(&copies_in_, sources, true); !s.ok()) return s;
-  if (absl::Status s = Redirect(&copies_out_, targets, false); !s.ok()) return s;
-  if (absl::Status s = executable_->Launch(*stream); !s.ok()) return s;
-  return PlanExecutor::Run(*parts_.tail, inputs, tail_captured, outputs);
+  if (watch != nullptr && watch->executable != nullptr) {
+    if (absl::Status s = LaunchOther(*watch->executable, sources, targets, *stream); !s.ok()) return s;
+  } else {
+    if (absl::Status s = Redirect(*executable_, &copies_in_, sources, true); !s.ok()) return s;
+    if (absl::Status s = Redirect(*executable_, &copies_out_, targets, false); !s.ok()) return s;
+    if (absl::Status s = executable_->Launch(*stream); !s.ok()) return s;
+  }
+  return PlanExecutor::Run(*parts_.tail, inputs, tail_captured, outputs, nullptr,
+                           watch == nullptr ? nullptr : watch->tail);
 }
 
 }  // namespace cuvil::scheduler

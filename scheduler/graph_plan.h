@@ -26,6 +26,7 @@
 #include "memory/device/cuda_graph.h"
 #include "scheduler/execution_plan.h"
 #include "scheduler/graph_arena.h"
+#include "scheduler/step_observer.h"
 #include "scheduler/torch/handles.h"
 
 namespace cuvil::scheduler {
@@ -55,13 +56,19 @@ class GraphPlan {
   // Where the weights were at the capture: the graph is good for these addresses only.
   absl::Span<const void* const> captured_data() const { return captured_data_; }
 
+  // How a profile watches a run. Null: as if it did not.
+  struct Watch {
+    const device::ExecutableGraph* executable = nullptr;  // of graph(), to launch instead of the plan's own
+    StepObserver* tail = nullptr;
+  };
   absl::Status Run(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
-                   std::vector<torch_abi::OwnedTensor>* outputs);
+                   std::vector<torch_abi::OwnedTensor>* outputs, const Watch* watch = nullptr);
 
   // What the graph leaves for the tail, in the order of the body's outputs.
   absl::Span<const torch_abi::OwnedTensor> kept() const { return kept_; }
   torch_abi::TensorRef input_copy(size_t i) const { return inputs_[i].ref(); }
   const ExecutionPlan& body() const { return *parts_.body; }
+  const ExecutionPlan& tail() const { return *parts_.tail; }
 
   const device::CapturedGraph& graph() const { return *graph_; }
   absl::Span<const Node> nodes() const { return nodes_; }
@@ -80,8 +87,12 @@ class GraphPlan {
   absl::Status Capture(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured);
   absl::Status CaptureCopies(CopyNodes* copies, uint32_t step, device::StreamCapture* capture);
   absl::StatusOr<torch_abi::OwnedTensor> MakeTensor(const cir::TensorType& type) const;
-  // Has the nodes copy from, or to, these addresses.
-  absl::Status Redirect(CopyNodes* copies, absl::Span<const uint64_t> addresses, bool are_sources);
+  // Has the nodes of an executable, whose copies are `copies`, copy from, or to, these addresses.
+  absl::Status Redirect(const device::ExecutableGraph& executable, CopyNodes* copies,
+                        absl::Span<const uint64_t> addresses, bool are_sources);
+  // Launches an executable that is not the plan's own.
+  absl::Status LaunchOther(const device::ExecutableGraph& executable, absl::Span<const uint64_t> sources,
+                           absl::Span<const uint64_t> targets, device::StreamHandle stream);
   uint64_t AddressOf(torch_abi::TensorRef tensor) const;
 
   const std::shared_ptr<GraphArena> arena_;

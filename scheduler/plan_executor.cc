@@ -117,7 +117,10 @@ absl::Status RunSteps(const ExecutionPlan& plan, void** cells, PythonStepCallbac
   uint32_t index = 0;
   for (const PlanStep& step : plan.steps()) {
     uint64_t start_ns = 0;
-    if constexpr (kObserved) start_ns = MonotonicNs();
+    if constexpr (kObserved) {
+      observer->OnStepStart(index);
+      start_ns = MonotonicNs();
+    }
     const absl::Status status = RunStep(plan, step, cells, python_steps, warnings);
     if (status.ok()) {
       for (const uint32_t cell : step.released_cells) plan.api().Drop(cells + cell);

@@ -76,6 +76,7 @@ uint64_t ProfileRecorder::AddSite(ProfileSite site) {
   // Not unique: a key that is cheap to make, for few sites each.
   std::string name = absl::StrCat(site.module, "|", site.file, "|", site.line);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return kNoSite;
   std::vector<uint64_t>& same_name = sites_by_name_[std::move(name)];
   for (const uint64_t index : same_name) {
     if (sites_[index] == site) return index;
@@ -99,7 +100,7 @@ uint64_t ProfileRecorder::FindSites(uint64_t key, const std::string& module) {
 uint64_t ProfileRecorder::InsertSites(uint64_t key, const std::string& module, std::vector<ProfileSite> sites) {
   const std::lock_guard<std::mutex> lock(mutex_);
   // Another thread that runs the same plan may have come first; two groups of equal sites do no harm.
-  if (sites_.size() + sites.size() > limits_.max_sites) return kNoSite;
+  if (closed_ || sites_.size() + sites.size() > limits_.max_sites) return kNoSite;
   const uint64_t first = sites_.size();
   for (ProfileSite& site : sites) sites_.push_back(std::move(site));
   groups_[key].emplace_back(module, first);
@@ -111,6 +112,7 @@ Profile ProfileRecorder::Close() {
   profile.start_ns = start_ns_;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (ProfileTrack* track : track_order_) profile.tracks.push_back(track->Close());
+  closed_ = true;
   profile.sites = std::move(sites_);
   sites_.clear();
   sites_by_name_.clear();

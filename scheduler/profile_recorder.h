@@ -108,7 +108,8 @@ class ProfileRecorder {
   ProfileTrack* FindTrack();
   ProfileTrack* AddTrack(uint64_t id, std::string name);
 
-  // The number of a site; equal sites share one. kNoSite if there is no room: its intervals are counted as dropped.
+  // The number of a site; equal sites share one. kNoSite if there is no room or the profile has ended: its intervals
+  // are counted as dropped.
   uint64_t AddSite(ProfileSite site);
   // Sites that belong together, a plan's steps: the number of the first, the others follow it. Looked up by `key` and
   // `module` alone; `make` is called if they are not there.
@@ -142,6 +143,7 @@ class ProfileRecorder {
   std::unordered_map<uint64_t, std::vector<std::pair<std::string, uint64_t>>> groups_;
   std::unordered_map<uint64_t, std::unique_ptr<ProfileTrack>> tracks_;  // by thread
   std::vector<ProfileTrack*> track_order_;
+  bool closed_ = false;  // the sites have been handed over: a later one would get the number of another
 };
 
 }  // namespace cuvil::scheduler

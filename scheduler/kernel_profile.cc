@@ -1,0 +1,146 @@
+#include "scheduler/kernel_profile.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "memory/device/synchronize.h"
+#include "scheduler/cupti_reader.h"
+
+namespace cuvil::scheduler {
+namespace {
+
+// Instantiation clones every node once; CUPTI has been seen to tell of a node twice.
+constexpr size_t kClonesPerNode = 2;
+
+std::vector<KernelAttribution::Node> NodesOf(const GraphPlan& plan) {
+  std::vector<KernelAttribution::Node> nodes;
+  const auto num_steps = static_cast<uint32_t>(plan.body().steps().size());
+  uint32_t num_output_copies = 0;
+  for (const GraphPlan::Node& node : plan.nodes()) {
+    uint32_t offset = node.step;
+    if (node.step == GraphPlan::Node::kInputCopy) offset = KernelAttribution::Node::kOfTheCall;
+    if (node.step == GraphPlan::Node::kOutputCopy) offset = num_steps + num_output_copies++;
+    nodes.push_back({node.node, offset});
+  }
+  return nodes;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<KernelProfile>> KernelProfile::StartForProcess() {
+  // Never freed: threads may call them as long as the process lives.
+  static const auto* const driver = new absl::StatusOr<device::DriverApi>(device::DriverApi::Load());
+  static const auto* const cupti = new absl::StatusOr<CuptiApi>(CuptiApi::Load());
+  if (!driver->ok()) return driver->status();
+  if (!cupti->ok()) return cupti->status();
+  return Start(**cupti, **driver);
+}
+
+absl::StatusOr<std::shared_ptr<KernelProfile>> KernelProfile::Start(const CuptiApi& cupti,
+                                                                    const device::DriverApi& driver) {
+  std::shared_ptr<KernelProfile> profile(new KernelProfile(cupti, driver));  // NOLINT: the constructor is private
+  absl::StatusOr<std::unique_ptr<CuptiSession>> session = CuptiSession::Attach(cupti);
+  if (absl::IsFailedPrecondition(session.status()) && TorchLeftCupti(cupti)) {
+    if (absl::Status s = RemoveCuptiThatTorchLeft(cupti, profile->Synchronize()); !s.ok()) {
+      return absl::Status(s.code(), absl::StrCat("torch.profiler has left CUPTI attached, and it cannot be removed: ",
+                                                 std::string(s.message())));
+    }
+    session = CuptiSession::Attach(cupti);
+  }
+  if (!session.ok()) return session.status();
+  profile->session_ = *std::move(session);
+  return profile;
+}
+
+bool KernelProfile::EnterStep(uint64_t site) noexcept {
+  return site != ProfileRecorder::kNoSite && session_->Push(KernelAttribution::IdOfStep(site));
+}
+
+uint64_t KernelProfile::EnterCall() {
+  const uint64_t id = attribution_.IdOfCall();
+  return id != KernelAttribution::kNoRoom && session_->Push(id) ? id : kNoCall;
+}
+
+void KernelProfile::LeaveCall(uint64_t call, uint64_t site) noexcept {
+  if (session_->Pop()) attribution_.EndCall(call, site);
+}
+
+bool KernelProfile::EnterLaunch(uint64_t first_site, uint64_t call) {
+  const uint64_t id = attribution_.IdOfLaunch(first_site, call);
+  return id != KernelAttribution::kNoRoom && session_->Push(id);
+}
+
+uint32_t KernelProfile::NumSites(const GraphPlan& plan) {
+  auto count = static_cast<uint32_t>(plan.body().steps().size());
+  for (const GraphPlan::Node& node : plan.nodes()) count += node.step == GraphPlan::Node::kOutputCopy;
+  return count;
+}
+
+std::shared_ptr<const device::ExecutableGraph> KernelProfile::MakeTwin(const GraphPlan& plan) {
+  std::shared_ptr<const device::ExecutableGraph> twin;
+  const std::vector<CuptiSession::Clone> clones =
+      session_->CollectClones(kClonesPerNode * plan.node_counts().total(), [&] {
+        absl::StatusOr<device::ExecutableGraph> made = plan.graph().Instantiate();
+        if (made.ok()) twin = std::make_shared<const device::ExecutableGraph>(*std::move(made));
+      });
+  attribution_.AddClones(NodesOf(plan), clones);
+  return twin;
+}
+
+std::shared_ptr<const device::ExecutableGraph> KernelProfile::ExecutableOf(
+    const std::shared_ptr<const GraphPlan>& plan) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_) return nullptr;
+  Twin& twin = twins_[plan.get()];
+  // Another plan may have been at this address.
+  if (twin.plan.lock() != plan) twin = {plan, MakeTwin(*plan)};
+  return twin.executable;
+}
+
+DeviceProfile KernelProfile::Finish(bool shared) {
+  std::unordered_map<const GraphPlan*, Twin> twins;  // destroyed when nothing of them runs any more
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    finished_ = true;
+    twins.swap(twins_);
+  }
+  CuptiActivities all;
+  CuptiBufferCounts counts;
+  const auto read = [&](absl::Span<const CuptiBufferView> buffers, const CuptiBufferCounts& of) {
+    all = ReadCuptiBuffers(cupti_, buffers);
+    counts = of;
+  };
+  std::vector<std::string> notes;
+  if (shared) {
+    session_->Abandon(read);
+    notes.emplace_back("torch.profiler was started inside of the profile: kernels are missing from then on.");
+  } else if (absl::Status s = session_->Stop(Synchronize(), read); !s.ok()) {
+    notes.push_back(absl::StrCat("Some kernels may be missing: ", std::string(s.message()), "."));
+  }
+  DeviceProfile profile = Attribute(all, session_->clock(), attribution_);
+  profile.num_dropped += counts.dropped;
+  profile.notes = std::move(notes);
+  if (!shared && counts.missing != 0) {
+    profile.notes.emplace_back("Some kernels are missing: another tool took CUPTI over inside of the profile.");
+  }
+  if (all.num_unreadable != 0) {
+    profile.notes.push_back(absl::StrCat("Some kernels are missing: ", all.num_unreadable,
+                                         " of CUPTI's buffers could not be read to their end."));
+  }
+  return profile;
+}
+
+SynchronizeFunction KernelProfile::Synchronize() const {
+  return [&driver = driver_] { return device::SynchronizeDevices(driver); };
+}
+
+absl::Status KernelProfile::Remove() {
+  absl::Status status = RemoveCupti(cupti_, Synchronize());
+  // torch.profiler has been used inside of the profile, and has come to its end.
+  if (absl::IsFailedPrecondition(status) && TorchLeftCupti(cupti_)) {
+    status = RemoveCuptiThatTorchLeft(cupti_, Synchronize());
+  }
+  return status;
+}
+
+}  // namespace cuvil::scheduler

@@ -1,0 +1,86 @@
+// The device's part of one profile: what it ran while the profile was taken, and for which line.
+//
+// Plans' graphs were instantiated before CUPTI was there, so that it does not know their nodes: while a profile is
+// taken, a plan launches a second executable of its captured graph (docs/design/0011-kernel-profiles.md).
+//
+// Threads:   Start, Finish and Remove by one thread; all else from any thread, also after the end.
+// GIL:       Start and Remove should hold it, because they may take CUPTI out of the process
+// (scheduler/cupti_removal.h);
+//            Finish should not, because it waits for the device.
+// Ownership: the second executables; plans are not kept alive.
+// Errors:    Start: as CuptiSession::Attach
+//            Remove: as RemoveCupti
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "memory/device/copy_kernel.h"
+#include "memory/device/cuda_graph.h"
+#include "memory/device/driver_api.h"
+#include "scheduler/cupti_api.h"
+#include "scheduler/cupti_removal.h"
+#include "scheduler/cupti_session.h"
+#include "scheduler/device_activity.h"
+#include "scheduler/graph_plan.h"
+#include "scheduler/kernel_attribution.h"
+
+namespace cuvil::scheduler {
+
+class KernelProfile {
+ public:
+  // With the CUPTI and the driver of this process, which are found at first use.
+  static absl::StatusOr<std::shared_ptr<KernelProfile>> StartForProcess();
+  // `cupti` and `driver` are borrowed for good.
+  static absl::StatusOr<std::shared_ptr<KernelProfile>> Start(const CuptiApi& cupti, const device::DriverApi& driver);
+
+  // What the calling thread asks of a device until Leave() belongs to a step of a plan with that site, to a call of a
+  // module, or to a launch of a plan's graph whose sites begin at `first_site`. False or kNoCall: nothing to leave.
+  bool EnterStep(uint64_t site) noexcept;
+  uint64_t EnterCall();
+  bool EnterLaunch(uint64_t first_site, uint64_t call);
+  void Leave() noexcept { session_->Pop(); }
+  void LeaveCall(uint64_t call, uint64_t site) noexcept;
+
+  static constexpr uint64_t kNoCall = KernelAttribution::kNoRoom;
+
+  // What to launch in the place of the plan's own executable, whose kernels can be told apart. Null: there is none, and
+  // the plan's own is attributed to the call as a whole.
+  std::shared_ptr<const device::ExecutableGraph> ExecutableOf(const std::shared_ptr<const GraphPlan>& plan);
+  // The plan's sites: one for each step of its body, and then one for each kernel that copies outputs.
+  static uint32_t NumSites(const GraphPlan& plan);
+  static constexpr size_t kOutputsPerSite = device::CopyKernel::kMaxCopies;
+
+  void AfterForkInChild() { session_->AfterForkInChild(); }
+
+  // Ends the recording, once. `shared`: another tool uses CUPTI by now, which has to stay as that tool wants it.
+  DeviceProfile Finish(bool shared);
+  // Behind Finish, unless another tool uses CUPTI; may be tried again.
+  absl::Status Remove();
+
+ private:
+  struct Twin {
+    std::weak_ptr<const GraphPlan> plan;
+    std::shared_ptr<const device::ExecutableGraph> executable;
+  };
+
+  KernelProfile(const CuptiApi& cupti, const device::DriverApi& driver) : cupti_(cupti), driver_(driver) {}
+  std::shared_ptr<const device::ExecutableGraph> MakeTwin(const GraphPlan& plan);
+  SynchronizeFunction Synchronize() const;
+
+  const CuptiApi& cupti_;
+  const device::DriverApi& driver_;
+  std::unique_ptr<CuptiSession> session_;
+  KernelAttribution attribution_;
+
+  std::mutex mutex_;  // of all below; held while an executable is made
+  std::unordered_map<const GraphPlan*, Twin> twins_;
+  bool finished_ = false;
+};
+
+}  // namespace cuvil::scheduler
