@@ -135,18 +135,22 @@ PyObject* ModuleStateBinding(PyObject*, PyObject* module) noexcept {
   return Boundary([&] { return CheckIsModule(module) ? DescribeModule(module, "") : OwnedRef(); });
 }
 
-PyObject* ProfileStartBinding(PyObject*, PyObject*) noexcept {
-  return Boundary([]() -> absl::StatusOr<OwnedRef> {
-    const absl::StatusOr<uint64_t> number = Profiler::Start();
+PyObject* ProfileStartBinding(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const char* no_kernels = "";
+    if (!PyArg_ParseTuple(arguments, "|s:profile_start", &no_kernels)) return OwnedRef();
+    const absl::StatusOr<uint64_t> number = Profiler::Start(no_kernels);
     if (!number.ok()) return number.status();
     return OwnedRef::Steal(PyLong_FromUnsignedLongLong(*number));
   });
 }
 
-PyObject* ProfileStopBinding(PyObject*, PyObject* number) noexcept {
+PyObject* ProfileStopBinding(PyObject*, PyObject* arguments) noexcept {
   return Boundary([&] {
-    const unsigned long long value = PyLong_AsUnsignedLongLong(number);
-    return PyErr_Occurred() != nullptr ? OwnedRef() : Profiler::Stop(value);
+    unsigned long long number = 0;
+    int shared = 0;
+    if (!PyArg_ParseTuple(arguments, "K|p:profile_stop", &number, &shared)) return OwnedRef();
+    return Profiler::Stop(number, shared != 0);
   });
 }
 
@@ -235,8 +239,8 @@ PyMethodDef kMethods[] = {
     {"stats", StatsBinding, METH_NOARGS, nullptr},
     {"explain", ExplainBinding, METH_O, nullptr},
     {"module_state", ModuleStateBinding, METH_O, nullptr},
-    {"profile_start", ProfileStartBinding, METH_NOARGS, nullptr},
-    {"profile_stop", ProfileStopBinding, METH_O, nullptr},
+    {"profile_start", ProfileStartBinding, METH_VARARGS, nullptr},
+    {"profile_stop", ProfileStopBinding, METH_VARARGS, nullptr},
     {"_check_times", CheckTimesBinding, METH_VARARGS, nullptr},
     {"_fault_inject", FaultInjectBinding, METH_VARARGS, nullptr},
     {"_fault_points", FaultPointsBinding, METH_NOARGS, nullptr},

@@ -14,7 +14,9 @@
 #include "agent/dispatch_keys.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/fault_injection.h"
+#include "agent/lifecycle/graph_recorder.h"
 #include "agent/lifecycle/graph_runner.h"
+#include "agent/lifecycle/profile_sites.h"
 #include "agent/lifecycle/profiler.h"
 #include "agent/lifecycle/python_step.h"
 #include "agent/op_recorder.h"
@@ -118,14 +120,21 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   absl::Status status;
   bool answered = false;
   if (graph_ != nullptr) {
-    absl::StatusOr<bool> ran = graph_->Run(call.args[0], inputs, captured, &outputs);
+    std::optional<GraphRecorder> recorder;
+    if (Profiler::active()) recorder.emplace(call.args[0], number_, capture_->trace());
+    absl::StatusOr<bool> ran = graph_->Run(call.args[0], inputs, captured, &outputs, recorder ? &*recorder : nullptr);
     status = ran.status();
     answered = !ran.ok() || *ran;
     if (absl::IsFailedPrecondition(status)) return status;
   }
   if (!answered) {
     std::optional<StepRecorder> steps;
-    if (Profiler::active()) steps.emplace(call.args[0], number_, *plan_, capture_->trace());
+    if (Profiler::active()) {
+      if (const ProfiledCall* profiled = StepRecorder::CallOf(call.args[0]); profiled != nullptr) {
+        steps.emplace(*profiled, number_, PlanPart::kSteps,
+                      [&](const std::string& path) { return SitesOfPlan(*plan_, capture_->trace(), path); });
+      }
+    }
     AssertGilHeld();
     const GilRelease no_gil;
     OperatorSteps python_steps(*LoadedApi());

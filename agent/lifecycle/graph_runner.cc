@@ -129,7 +129,7 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureAnew(PyObject* mo
 
 absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_abi::TensorRef> inputs,
                                       absl::Span<const torch_abi::TensorRef> captured,
-                                      std::vector<torch_abi::OwnedTensor>* outputs) {
+                                      std::vector<torch_abi::OwnedTensor>* outputs, GraphRecorder* recorder) {
   // A graph belongs to one device's context. Operators find their tensors' device themselves.
   if (CudaState::CurrentDevice() != device_.index) return false;
   CudaState state = CudaState::Read();
@@ -174,7 +174,10 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
   }
   AssertGilHeld();
   const GilRelease no_gil;
-  if (absl::Status s = graph->Run(inputs, captured, outputs); !s.ok()) {
+  const scheduler::GraphPlan::Watch* watch = recorder == nullptr ? nullptr : recorder->Begin(graph);
+  const absl::Status s = graph->Run(inputs, captured, outputs, watch);
+  if (recorder != nullptr) recorder->End();
+  if (!s.ok()) {
     if (absl::IsUnavailable(s)) GiveUp(absl::StrCat("device error: ", s.message()));
     return s;
   }

@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "agent/capture.h"
 #include "agent/cuda_state.h"
+#include "agent/lifecycle/graph_recorder.h"
 #include "agent/lifecycle/record.h"
 #include "scheduler/graph_plan.h"
 
@@ -35,12 +36,13 @@ class GraphRunner {
   // Divides the program and makes plans of its parts. What cannot be a graph is no error: reason() says why.
   void Build(const std::shared_ptr<const torch_abi::TorchApi>& api);
 
-  // True iff the graph has answered; `outputs` are its results. False with OK: run the operators one by one.
+  // True iff the graph has answered; `outputs` are its results. False with OK: run the operators one by one. `recorder`
+  // is null but during a profile.
   //
   // Errors: as GraphPlan::Run
   absl::StatusOr<bool> Run(PyObject* module, absl::Span<const torch_abi::TensorRef> inputs,
                            absl::Span<const torch_abi::TensorRef> captured,
-                           std::vector<torch_abi::OwnedTensor>* outputs);
+                           std::vector<torch_abi::OwnedTensor>* outputs, GraphRecorder* recorder = nullptr);
 
   // Why there is no graph; empty if there is one or none has been tried.
   std::string reason() const;

@@ -1,5 +1,6 @@
 #include "agent/lifecycle/profiler.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -7,10 +8,10 @@
 #include "agent/boundary.h"
 #include "agent/cpython_compat.h"
 #include "agent/lifecycle/activation.h"
+#include "agent/lifecycle/device_profiler.h"
 #include "agent/lifecycle/record.h"
 #include "agent/module_path.h"
 #include "agent/process_lifetime.h"
-#include "jit/cir/graph.h"
 #include "scheduler/monotonic_clock.h"
 
 namespace cuvil::agent {
@@ -24,6 +25,8 @@ using scheduler::ProfileTrack;
 // GIL held.
 struct ActiveProfile {
   std::shared_ptr<ProfileRecorder> recorder;  // null: there is none
+  std::optional<DeviceProfiler> device;       // there iff the recorder is
+  bool ending = false;                        // the last one still waits for the device, without the GIL
   uint64_t number = 0;
   bool was_enabled = false;
 };
@@ -73,28 +76,6 @@ void LocateCaller(ProfileSite* site) {
   site->function = Text(user.code()->co_qualname);
 }
 
-std::vector<ProfileSite> SitesOf(const scheduler::ExecutionPlan& plan, const trace::Trace& trace,
-                                 const std::string& module) {
-  std::vector<ProfileSite> sites;
-  sites.reserve(plan.steps().size());
-  for (const scheduler::PlanStep& step : plan.steps()) {
-    ProfileSite& site = sites.emplace_back();
-    // As the program called it: the plan may have made it an in-place operator.
-    const cir::Op& op = trace.graph.ops[step.op];
-    site.kind = ProfileKind::kStep;
-    // A constant that each run gets a copy of stands where it is first used.
-    site.op = step.mechanism == scheduler::Mechanism::kClone ? "aten::clone" : cir::QualifiedName(op);
-    site.module = module;
-    if (op.source >= trace.sources.size()) continue;
-    const trace::SourceLocation& source = trace.sources[op.source];
-    site.module = JoinModulePath(module, source.module);
-    site.file = source.user_file;
-    site.line = source.user_line;
-    site.function = source.user_function;
-  }
-  return sites;
-}
-
 const char* KindName(ProfileKind kind) {
   switch (kind) {
     case ProfileKind::kCall:
@@ -134,25 +115,30 @@ OwnedRef Describe(const scheduler::Profile::Track& track) {
 
 }  // namespace
 
-absl::StatusOr<uint64_t> Profiler::Start() {
+absl::StatusOr<uint64_t> Profiler::Start(std::string no_kernels) {
   ActiveProfile& profile = TheProfile();
-  if (profile.recorder != nullptr) {
+  if (profile.recorder != nullptr || profile.ending) {
     return absl::FailedPreconditionError(
         "a profile is being taken already, and a process has one at a time: end that one first");
   }
   profile.recorder = std::make_shared<ProfileRecorder>();
+  profile.device.emplace(std::move(no_kernels));
   profile.was_enabled = Enabled();
   active_.store(true, std::memory_order_relaxed);
   return ++profile.number;
 }
 
-OwnedRef Profiler::Stop(uint64_t number) {
+OwnedRef Profiler::Stop(uint64_t number, bool shared) {
   ActiveProfile& active = TheProfile();
   if (active.recorder == nullptr || active.number != number) return OwnedRef::New(Py_None);
   active_.store(false, std::memory_order_relaxed);
-  const std::shared_ptr<ProfileRecorder> recorder = std::move(active.recorder);
-  active.recorder = nullptr;
+  const std::shared_ptr<ProfileRecorder> recorder = std::exchange(active.recorder, nullptr);
+  DeviceProfiler device = *std::move(active.device);
+  active.device.reset();
   const scheduler::Profile profile = recorder->Close();
+  active.ending = true;
+  device.Finish(shared);
+  active.ending = false;
   Record record;
   record.Set("start_ns", profile.start_ns);
   record.Set("end_ns", profile.end_ns);
@@ -164,6 +150,10 @@ OwnedRef Profiler::Stop(uint64_t number) {
   RecordList threads;
   for (const scheduler::Profile::Track& track : profile.tracks) threads.Add(Describe(track));
   record.Set("threads", threads.Take());
+  record.Set("device", device.Describe());
+  RecordList notes;
+  for (const std::string& note : device.notes()) notes.Add(Record::Text(note));
+  record.Set("notes", notes.Take());
   return record.Take();
 }
 
@@ -171,14 +161,24 @@ void Profiler::AfterForkInChild() {
   active_.store(false, std::memory_order_relaxed);
   // Never destroyed: the lock of a track may be held by a thread that the fork left behind.
   static ProcessLifetime<std::vector<std::shared_ptr<ProfileRecorder>>> left_behind;
+  static ProcessLifetime<std::vector<DeviceProfiler>> devices_left_behind;
   ActiveProfile& profile = TheProfile();
   if (profile.recorder != nullptr) left_behind->push_back(std::move(profile.recorder));
   profile.recorder = nullptr;
+  // CUPTI and the driver are the parent's: their functions may not be called here.
+  if (profile.device.has_value()) {
+    profile.device->AfterForkInChild();
+    devices_left_behind->push_back(*std::move(profile.device));
+  }
+  profile.device.reset();
+  profile.ending = false;
 }
 
 ProfiledCall::ProfiledCall(PyObject* module) : module_(module), outer_(innermost_) {
   recorder_ = TheProfile().recorder;
   if (recorder_ != nullptr) {
+    TheProfile().device->AttachIfDue();
+    kernels_ = TheProfile().device->kernels();
     track_ = TrackOfThisThread(*recorder_);
     site_.module_type = ShortTypeName(module);
     if (outer_ == nullptr) {
@@ -192,6 +192,7 @@ ProfiledCall::ProfiledCall(PyObject* module) : module_(module), outer_(innermost
     LocateCaller(&site_);
   }
   innermost_ = this;
+  if (kernels_ != nullptr) kernel_call_ = kernels_->EnterCall();
   start_ns_ = scheduler::MonotonicNs();
 }
 
@@ -204,23 +205,17 @@ ProfiledCall::~ProfiledCall() {
     site = recorder_->AddSite(std::move(site_));
     return absl::OkStatus();
   }));
+  if (kernel_call_ != scheduler::KernelProfile::kNoCall) kernels_->LeaveCall(kernel_call_, site);
   track_->Add({start_ns_, end_ns, site});
 }
 
-StepRecorder::StepRecorder(PyObject* module, uint64_t plan_number, const scheduler::ExecutionPlan& plan,
-                           const trace::Trace& trace) {
-  const ProfiledCall* call = ProfiledCall::innermost_;
-  // A profile may have begun after the call had been intercepted.
-  if (ProfilePause::paused() || call == nullptr || call->module_ != module || call->recorder_ == nullptr) return;
-  recorder_ = call->recorder_;
-  const std::string& path = call->site_.module;
-  first_site_ = recorder_->AddSites(plan_number, path, [&] { return SitesOf(plan, trace, path); });
-  track_ = call->track_;
+void StepRecorder::OnStepStart(uint32_t index) noexcept {
+  entered_ = kernels_ != nullptr && kernels_->EnterStep(SiteOf(index));
 }
 
 void StepRecorder::OnStep(uint32_t index, uint64_t start_ns, uint64_t end_ns) noexcept {
-  const bool has_site = first_site_ != ProfileRecorder::kNoSite;
-  track_->Add({start_ns, end_ns, has_site ? first_site_ + index : ProfileRecorder::kNoSite});
+  if (entered_) kernels_->Leave();
+  track_->Add({start_ns, end_ns, SiteOf(index)});
 }
 
 }  // namespace cuvil::agent

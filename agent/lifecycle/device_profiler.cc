@@ -1,0 +1,94 @@
+#include "agent/lifecycle/device_profiler.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "agent/gil.h"
+#include "agent/lifecycle/record.h"
+
+namespace cuvil::agent {
+namespace {
+
+// Other threads run in the pauses between attempts to take CUPTI out of the process.
+constexpr int kRemovalAttempts = 5;
+constexpr std::chrono::milliseconds kRemovalPause{5};
+
+// Whether a module that has been imported says so in a variable of its own.
+bool IsTrueIn(const char* module_name, const char* variable) {
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), module_name);
+  return module != nullptr && PyModule_Check(module) &&
+         PyDict_GetItemString(PyModule_GetDict(module), variable) == Py_True;
+}
+
+bool TorchProfilerIsOn() { return IsTrueIn("torch.autograd.profiler", "_is_profiler_enabled"); }
+
+}  // namespace
+
+DeviceProfiler::DeviceProfiler(std::string refusal) : refusal_(std::move(refusal)) { Attach(); }
+
+void DeviceProfiler::Attach() {
+  if (!IsTrueIn("torch.cuda", "_initialized")) return;
+  due_ = false;
+  if (!refusal_.empty()) {
+    notes_.push_back(refusal_);
+    return;
+  }
+  // Since the profile began.
+  if (TorchProfilerIsOn()) {
+    notes_.emplace_back("Kernels are not recorded: torch.profiler was at work when the GPU was first used.");
+    return;
+  }
+  absl::StatusOr<std::shared_ptr<scheduler::KernelProfile>> started = scheduler::KernelProfile::StartForProcess();
+  if (!started.ok()) {
+    notes_.push_back(absl::StrCat("Kernels are not recorded: ", std::string(started.status().message()), "."));
+    return;
+  }
+  kernels_ = *std::move(started);
+  watched_ = true;
+}
+
+void DeviceProfiler::Finish(bool shared) {
+  due_ = false;
+  const std::shared_ptr<scheduler::KernelProfile> kernels = std::move(kernels_);
+  if (kernels == nullptr) return;
+  {
+    AssertGilHeld();
+    const GilRelease no_gil;
+    result_ = kernels->Finish(shared);
+  }
+  for (std::string& note : result_.notes) notes_.push_back(std::move(note));
+  absl::Status removed;
+  for (int attempt = 0; attempt < kRemovalAttempts; ++attempt) {
+    // May have begun meanwhile.
+    if (shared || TorchProfilerIsOn()) return;
+    removed = kernels->Remove();
+    if (!absl::IsUnavailable(removed)) break;
+    AssertGilHeld();
+    const GilRelease no_gil;
+    std::this_thread::sleep_for(kRemovalPause);
+  }
+  if (!removed.ok()) {
+    notes_.push_back(absl::StrCat("CUPTI is still attached, and launches are slower until a later profile ends: ",
+                                  std::string(removed.message()), "."));
+  }
+}
+
+OwnedRef DeviceProfiler::Describe() const {
+  if (!watched_) return OwnedRef::New(Py_None);
+  Record record;
+  record.Set("activities",
+             OwnedRef::Steal(PyBytes_FromStringAndSize(
+                 reinterpret_cast<const char*>(result_.activities.data()),
+                 static_cast<Py_ssize_t>(result_.activities.size() * sizeof(scheduler::DeviceActivity)))));
+  RecordList names;
+  for (const std::string& name : result_.names) names.Add(Record::Text(name));
+  record.Set("names", names.Take());
+  record.Set("recorded_ns", result_.recorded_ns);
+  record.Set("dropped", result_.num_dropped);
+  return record.Take();
+}
+
+}  // namespace cuvil::agent

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <Python.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/py_ref.h"
+#include "scheduler/kernel_profile.h"
+
+namespace cuvil::agent {
+
+// Decides when a profile attaches CUPTI, and tells Python what came of it.
+//
+// A profile may begin before torch uses CUDA, or before torch is imported: initialising CUDA is the program's business,
+// because a process that has done so cannot fork workers that use it. So CUPTI is attached by the first intercepted
+// call after that, if not at the beginning. When it cannot be had the profile has no kernels, and says why.
+//
+// Threads: GIL held.
+class DeviceProfiler {
+ public:
+  // `refusal`: a sentence on why there are to be no kernels of a GPU that is used; empty: there may be.
+  explicit DeviceProfiler(std::string refusal);
+
+  // Attaches CUPTI if that has not been tried and torch uses CUDA.
+  void AttachIfDue() {
+    if (due_) [[unlikely]]
+      Attach();
+  }
+  // Null: nothing is attached.
+  const std::shared_ptr<scheduler::KernelProfile>& kernels() const { return kernels_; }
+
+  // Ends the recording; waits for the device, with the GIL released. `shared`: torch.profiler is at work.
+  void Finish(bool shared);
+  void AfterForkInChild() {
+    if (kernels_ != nullptr) kernels_->AfterForkInChild();
+  }
+  // After Finish: "device" of the record that _native.pyi describes. None if no device was watched.
+  OwnedRef Describe() const;
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  void Attach();
+
+  bool due_ = true;
+  const std::string refusal_;
+  std::shared_ptr<scheduler::KernelProfile> kernels_;
+  bool watched_ = false;
+  scheduler::DeviceProfile result_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace cuvil::agent

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "agent/lifecycle/profiler.h"
+#include "agent/trace/trace.h"
+#include "scheduler/graph_plan.h"
+#include "scheduler/kernel_profile.h"
+
+namespace cuvil::agent {
+
+// Records one launch of a plan's graph and its tail for the process's profile.
+//
+// Threads: made with the GIL held; Begin and End without it, around the launch, on one thread.
+class GraphRecorder {
+ public:
+  // `plan_number` tells plans apart over the life of the process.
+  GraphRecorder(PyObject* module, uint64_t plan_number, const trace::Trace& trace);
+
+  // What the launch is to look at; null if nobody looks.
+  const scheduler::GraphPlan::Watch* Begin(const std::shared_ptr<const scheduler::GraphPlan>& plan);
+  void End();
+
+ private:
+  PyObject* const module_;
+  const uint64_t plan_number_;
+  const trace::Trace& trace_;
+  std::shared_ptr<scheduler::KernelProfile> kernels_;
+  std::shared_ptr<const device::ExecutableGraph> executable_;
+  std::optional<StepRecorder> tail_;
+  scheduler::GraphPlan::Watch watch_;
+  bool entered_ = false;
+};
+
+}  // namespace cuvil::agent
