@@ -33,15 +33,19 @@ def machine_report() -> dict[str, Any]:
 def module_state(module: object, /) -> dict[str, Any] | None:
     """What explain() says of one module object; None if no call of it has been seen."""
 
-def profile_start() -> int:
-    """Begins the process's profile and gives its number; RuntimeError if there is one already."""
+def profile_start(no_kernels: str = ..., /) -> int:
+    """Begins the process's profile and gives its number; RuntimeError if there is one already.
 
-def profile_stop(number: int, /) -> dict[str, Any] | None:
-    """Ends that profile; None if a fork has left it to the parent.
+    `no_kernels`: a sentence on why kernels are not to be recorded.
+    """
 
-    start_ns, end_ns, enabled, dropped; sites: kind ("call", "plan", "preparation", "step"), module, type, file, line,
-    function, operator; threads: name, id, records (bytes: start_ns, end_ns, site as 64-bit integers each, in the order
-    in which they ended).
+def profile_stop(number: int, shared: bool = ..., /) -> dict[str, Any] | None:
+    """Ends that profile; None if a fork has left it to the parent. `shared`: torch.profiler uses CUPTI by now.
+
+    start_ns, end_ns, enabled, dropped, notes; sites: kind ("call", "plan", "preparation", "step"), module, type, file,
+    line, function, operator; threads: name, id, records (bytes: start_ns, end_ns, site as 64-bit integers each, in the
+    order in which they ended); device: None, or names, recorded_ns, dropped, activities (bytes:
+    scheduler/device_activity.h, by start).
     """
 
 def _check_times(module: object, args: tuple[object, ...], kwargs: dict[str, object], count: int, /) -> list[int]:

@@ -21,13 +21,13 @@ trace for https://ui.perfetto.dev and prints a table on stderr when the program 
 options, before SCRIPT or right behind it (`--` ends them, and everything from the first other argument on is SCRIPT's):
   -o, --output FILE    the trace (cuvil-trace.json)
   --html FILE          a page with tables and a timeline, too
-  --by KEY             what the printed table tells apart: line, module or operator (line)
+  --by KEY             what the printed table tells apart: line, module, operator or kernel (line)
 
 What is recorded: module calls that Cuvil intercepts, at any depth, from the program's import of torch on; a call that a
 plan answers is recorded by its steps, with the modules and lines that they come from. Tensor code outside of modules is
 not seen, and of eager code inside of them only the modules, not the single operators. Calls that Cuvil times to decide
-whether a plan is worth having are recorded as a whole; CUVIL_ADOPT=always does without them. Kernels on a GPU are not
-recorded yet.
+whether a plan is worth having are recorded as a whole; CUVIL_ADOPT=always does without them. On a GPU every kernel and
+copy is recorded with the line that asked for it, inside of CUDA graphs too; while that is so, launches are slower.
 """
 
 

@@ -1,4 +1,5 @@
-"""A profile in the Trace Event Format of Chrome and Perfetto: three tracks for each thread, times in microseconds."""
+"""A profile in the Trace Event Format of Chrome and Perfetto, times in microseconds: three tracks for each thread, one for
+each CUDA stream, and counters."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from cuvil.profile_device import Activity, Counter, Stream
 from cuvil.profiling import Interval, Profile, Thread
 
 _TRACKS = ("modules", "lines", "plan steps")
@@ -95,12 +97,16 @@ def _line_slices(run: list[Interval], slices: _Slices) -> Iterator[Event]:
             first = i
 
 
+def _about(name: str, slices: _Slices) -> Iterator[Event]:
+    about = {"ph": "M", "pid": slices.pid, "tid": slices.tid}
+    yield {**about, "name": "thread_name", "args": {"name": name}}
+    yield {**about, "name": "thread_sort_index", "args": {"sort_index": slices.tid}}
+
+
 def _thread_events(thread: Thread, index: int, pid: int, zero_ns: int) -> Iterator[Event]:
     modules, lines, steps = (_Slices(pid, len(_TRACKS) * index + track + 1, zero_ns) for track in range(len(_TRACKS)))
     for track, slices in zip(_TRACKS, (modules, lines, steps), strict=True):
-        about = {"ph": "M", "pid": pid, "tid": slices.tid}
-        yield {**about, "name": "thread_name", "args": {"name": f"{thread.name}: {track}"}}
-        yield {**about, "name": "thread_sort_index", "args": {"sort_index": slices.tid}}
+        yield from _about(f"{thread.name}: {track}", slices)
     for call, run in _runs_of_steps(thread.intervals):
         if not run:
             assert call is not None
@@ -116,10 +122,47 @@ def _thread_events(thread: Thread, index: int, pid: int, zero_ns: int) -> Iterat
             yield steps.make(step.site.operator, "step", step.start_ns, step.end_ns, _arguments(step))
 
 
+def _activity_arguments(activity: Activity) -> dict[str, object]:
+    site = activity.site
+    arguments: dict[str, object] = {"name": activity.name}
+    if site is not None:
+        operator = site.key("operator")
+        arguments |= {"module": site.module, "line": site.place, "function": site.function, "operator": operator}
+    if activity.kind == "kernel":
+        arguments |= {"grid": list(activity.grid), "block": list(activity.block)}
+    else:
+        arguments["bytes"] = activity.bytes
+        if activity.duration_ns:
+            arguments["GB/s"] = round(activity.bytes / activity.duration_ns, 3)
+    return arguments | {"in_cuda_graph": activity.in_graph}
+
+
+def _stream_events(stream: Stream, first_tid: int, pid: int, zero_ns: int) -> Iterator[Event]:
+    for index, lane in enumerate(stream.lanes()):
+        slices = _Slices(pid, first_tid + index, zero_ns)
+        name = stream.name if index == 0 else f"{stream.name}, branch {index + 1}"
+        yield from _about(name, slices)
+        for activity in lane:
+            span = (activity.start_ns, activity.end_ns)
+            yield slices.make(activity.name, activity.kind, *span, _activity_arguments(activity))
+
+
+def _counter_events(counter: Counter, pid: int, zero_ns: int) -> Iterator[Event]:
+    for time_ns, value in counter.samples:
+        about: Event = {"ph": "C", "pid": pid, "tid": 0, "name": counter.name}
+        yield {**about, "ts": (time_ns - zero_ns) / 1000, "args": {counter.unit: value}}
+
+
 def events(profile: Profile, pid: int) -> Iterator[Event]:
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"Python {pid}"}}
     for index, thread in enumerate(profile.threads):
         yield from _thread_events(thread, index, pid, profile.start_ns)
+    tid = len(_TRACKS) * len(profile.threads) + 1
+    for stream in profile.streams:
+        yield from _stream_events(stream, tid, pid, profile.start_ns)
+        tid += len(stream.lanes())
+    for counter in profile.counters:
+        yield from _counter_events(counter, pid, profile.start_ns)
 
 
 def save_whole(path: str, parts: Iterable[str]) -> None:

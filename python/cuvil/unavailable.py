@@ -59,13 +59,14 @@ def explain(module: object) -> dict[str, Any]:
     return {"type": f"{type(module).__module__}.{type(module).__qualname__}", "modules": []}
 
 
-def profile_start() -> int:
+def profile_start(no_kernels: str = "") -> int:
     return 0
 
 
-def profile_stop(number: int) -> dict[str, Any] | None:
+def profile_stop(number: int, shared: bool = False) -> dict[str, Any] | None:
     now = time.monotonic_ns()
-    return {"start_ns": now, "end_ns": now, "enabled": False, "dropped": 0, "sites": [], "threads": []}
+    empty: dict[str, Any] = {"dropped": 0, "notes": [], "sites": [], "threads": [], "device": None}
+    return {"start_ns": now, "end_ns": now, "enabled": False, **empty}
 
 
 def interpreter_self_test() -> str:

@@ -126,7 +126,7 @@ def test_a_program_may_not_take_a_profile_of_its_own_inside(folder: Path) -> Non
         ([], "no program"),
         (["-o"], "needs a value"),
         (["-m"], "needs a module"),
-        (["script.py", "--by", "kernel"], "choose one of line, module, operator"),
+        (["script.py", "--by", "colour"], "choose one of line, module, operator, kernel"),
         (["script.py", "-o", "none/out.json"], "no folder"),
         (["--nonsense", "script.py"], "usage"),
     ],

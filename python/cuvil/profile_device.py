@@ -1,0 +1,134 @@
+"""A GPU's part of a profile: its kernels, copies and fills, and counters that were sampled meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+SiteT = TypeVar("SiteT")
+
+# As scheduler/device_activity.h has it.
+_ACTIVITY = struct.Struct("=QQQQII3I3IIBBH")
+_KINDS = ("kernel", "copy", "fill")
+
+TORCH_IS_PROFILING = "Kernels are not recorded: torch.profiler is at work, and only one of the two can be."
+
+
+class Activity(NamedTuple):
+    """One kernel, copy or fill that a GPU ran; `site` is who asked for it, None if no recorded call did."""
+
+    start_ns: int
+    end_ns: int
+    site: Any  # profiling.Site or None
+    name: str
+    kind: str  # "kernel", "copy", "fill"
+    device: int
+    stream: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    bytes: int
+    in_graph: bool  # by the launch of a CUDA graph
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What ran on one CUDA stream, by start; `number` is CUPTI's."""
+
+    device: int
+    number: int
+    activities: list[Activity]
+
+    @property
+    def name(self) -> str:
+        return f"GPU {self.device}: stream {self.number}"
+
+    def lanes(self) -> list[list[Activity]]:
+        """The activities, divided so that nothing in one lane overlaps: branches of a graph run at the same time."""
+        lanes: list[list[Activity]] = []
+        for activity in self.activities:
+            free = (lane for lane in lanes if lane[-1].end_ns <= activity.start_ns)
+            lane = next(free, None)
+            if lane is None:
+                lanes.append([activity])
+            else:
+                lane.append(activity)
+        return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A quantity that was sampled while the profile was taken."""
+
+    name: str  # "GPU 0 memory"
+    unit: str
+    samples: list[tuple[int, float]] = field(default_factory=list)  # time as of intervals, value
+
+
+def readable(name: str) -> str:
+    """A kernel's demangled name without its result and its parameters."""
+    depth = 0
+    for i, letter in enumerate(name):
+        if letter == "<":
+            depth += 1
+        elif letter == ">":
+            depth -= 1
+        elif letter == "(" and i and depth == 0 and not name.startswith("(anonymous namespace)", i):
+            name = name[:i]
+            break
+    return name.removeprefix("void ")
+
+
+def read(record: dict[str, Any], sites: Sequence[SiteT]) -> list[Stream]:
+    """The streams of what ``_native.profile_stop`` says of devices."""
+    names = [readable(name) for name in record["names"]]
+    streams: dict[tuple[int, int], Stream] = {}
+    for start, end, site, size, name, stream, *shape, device, kind, in_graph, _ in _ACTIVITY.iter_unpack(
+        record["activities"]
+    ):
+        key = (device, stream)
+        activity = Activity(
+            start,
+            end,
+            sites[site] if site < len(sites) else None,
+            names[name],
+            _KINDS[kind],
+            device,
+            stream,
+            tuple(shape[:3]),
+            tuple(shape[3:]),
+            size,
+            bool(in_graph),
+        )
+        streams.setdefault(key, Stream(device, stream, [])).activities.append(activity)
+    return [streams[key] for key in sorted(streams)]
+
+
+def torch_is_profiling() -> bool:
+    """Whether torch.profiler records, or is about to: both use CUPTI, which serves one at a time.
+
+    Looks only at what has been imported, and runs nothing of the program's.
+    """
+    autograd = sys.modules.get("torch.autograd.profiler")
+    if getattr(autograd, "_is_profiler_enabled", False):
+        return True
+    profiler = sys.modules.get("torch.profiler.profiler")
+    kind = getattr(profiler, "profile", None)
+    warmup = getattr(getattr(profiler, "ProfilerAction", None), "WARMUP", None)
+    # In the warm-up of its schedule torch.profiler has CUPTI on and says so nowhere but in the object itself. Objects
+    # that have not come to their end are counted here, so that mostly there is none to look for.
+    steps = getattr(getattr(autograd, "KinetoStepTracker", None), "_step_dict", {})
+    if "ProfilerStep" not in steps or kind is None or warmup is None:
+        return False
+    return any(issubclass(type(o), kind) and vars(o).get("current_action") is warmup for o in gc.get_objects())
+
+
+def total_ns(activities: Iterable[Activity]) -> int:
+    return sum(activity.duration_ns for activity in activities)
