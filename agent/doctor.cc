@@ -1,6 +1,9 @@
 #include "agent/doctor.h"
 
+#include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -11,7 +14,9 @@
 #include "agent/py_ref.h"
 #include "agent/tensor_bridge.h"
 #include "jit/probe_kernel.h"
+#include "scheduler/live_sampler.h"
 #include "scheduler/machine_report.h"
+#include "scheduler/monotonic_clock.h"
 #include "scheduler/torch/torch_api.h"
 
 namespace cuvil::agent {
@@ -122,12 +127,46 @@ PyObject* MachineReport(PyObject*, PyObject*) noexcept {
   });
 }
 
+// Holds the sampler for so many milliseconds and tells what it saw.
+PyObject* SampleGpus(PyObject*, PyObject* milliseconds) noexcept {
+  return Boundary([&]() -> OwnedRef {
+    const long wanted = PyLong_AsLong(milliseconds);
+    if (PyErr_Occurred() != nullptr) return OwnedRef();
+    scheduler::LiveSampler::Report report;
+    {
+      AssertGilHeld();
+      const GilRelease no_gil;
+      scheduler::LiveSampler& sampler = scheduler::LiveSampler::ForProcess();
+      const uint64_t begin_ns = scheduler::MonotonicNs();
+      {
+        const scheduler::LiveSampler::Use use = sampler.Start();
+        std::this_thread::sleep_for(std::chrono::milliseconds(std::clamp<long>(wanted, 0, 600'000)));
+      }
+      report = sampler.Samples(begin_ns, scheduler::MonotonicNs());
+    }
+    OwnedRef samples = OwnedRef::Steal(PyList_New(0));
+    if (!samples) return samples;
+    for (const scheduler::LiveSample& sample : report.samples) {
+      const OwnedRef row = OwnedRef::Steal(Py_BuildValue("(Kissd)", static_cast<unsigned long long>(sample.time_ns),
+                                                         int{sample.device}, scheduler::LiveCounterName(sample.counter),
+                                                         scheduler::LiveCounterUnit(sample.counter), sample.value));
+      if (!row || PyList_Append(samples.get(), row.get()) < 0) return OwnedRef();
+    }
+    return OwnedRef::Steal(Py_BuildValue(
+        "{s:s,s:O,s:K,s:K,s:K,s:K}", "problem", std::string(report.status.message()).c_str(), "samples", samples.get(),
+        "rounds", static_cast<unsigned long long>(report.num_rounds), "cpu_ns",
+        static_cast<unsigned long long>(report.cpu_ns), "wall_ns", static_cast<unsigned long long>(report.wall_ns),
+        "period_ns", static_cast<unsigned long long>(report.period_ns)));
+  });
+}
+
 PyMethodDef kMethods[] = {
     {"build_info", BuildInfo, METH_NOARGS, "What this binary was made from."},
     {"llvm_self_test", LlvmSelfTest, METH_NOARGS, "Compiles and runs one kernel; RuntimeError if that fails."},
     {"interpreter_self_test", InterpreterSelfTestBinding, METH_NOARGS,
      "What is unexpected in this interpreter, or ''."},
     {"torch_self_test", TorchSelfTestBinding, METH_NOARGS, "What is unexpected in the imported torch, or ''."},
+    {"sample_gpus", SampleGpus, METH_O, "Samples the GPUs that this process uses, for so many milliseconds."},
     {"machine_report", MachineReport, METH_NOARGS, "The CUDA driver, optional libraries and memory nodes."},
     {nullptr, nullptr, 0, nullptr},
 };

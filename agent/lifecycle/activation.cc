@@ -22,6 +22,7 @@
 #include "agent/lifecycle/profiler.h"
 #include "agent/lifecycle/thread_extent.h"
 #include "agent/py_ref.h"
+#include "scheduler/live_sampler.h"
 
 namespace cuvil::agent {
 namespace {
@@ -90,6 +91,7 @@ PyObject* OnExit(PyObject*, PyObject*) noexcept {
     AssertGilHeld();
     const GilRelease no_gil;
     lifecycle.worker.Stop();
+    scheduler::LiveSampler::ForProcess().Stop();
   }
   Py_RETURN_NONE;
 }

@@ -86,4 +86,28 @@ absl::StatusOr<DriverReport> ProbeDriver() {
   return report;
 }
 
+absl::StatusOr<std::vector<ActiveGpu>> ActiveGpus(const DriverApi& api) {
+  if (api.cuDevicePrimaryCtxGetState == nullptr || api.cuDeviceGetPCIBusId == nullptr) {
+    return absl::UnavailableError("the CUDA driver does not tell which devices are in use");
+  }
+  if (auto s = api.ToStatus("cuInit", api.cuInit(0)); !s.ok()) return s;
+  int count = 0;
+  if (auto s = api.ToStatus("cuDeviceGetCount", api.cuDeviceGetCount(&count)); !s.ok()) return s;
+  std::vector<ActiveGpu> gpus;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    int device = 0;
+    if (auto s = api.ToStatus("cuDeviceGet", api.cuDeviceGet(&device, ordinal)); !s.ok()) return s;
+    unsigned flags = 0;
+    int active = 0;
+    const int asked = api.cuDevicePrimaryCtxGetState(device, &flags, &active);
+    if (auto s = api.ToStatus("cuDevicePrimaryCtxGetState", asked); !s.ok()) return s;
+    if (active == 0) continue;
+    char bus_id[32] = {};
+    const int named = api.cuDeviceGetPCIBusId(bus_id, sizeof(bus_id) - 1, device);
+    if (auto s = api.ToStatus("cuDeviceGetPCIBusId", named); !s.ok()) return s;
+    gpus.push_back({ordinal, bus_id});
+  }
+  return gpus;
+}
+
 }  // namespace cuvil::device

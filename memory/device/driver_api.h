@@ -46,4 +46,15 @@ struct DriverReport {
 // Errors:    Unavailable  no driver, or it finds no device
 absl::StatusOr<DriverReport> ProbeDriver();
 
+// A device on which this process has torch's context, and where it is plugged in: "0000:18:00.0".
+struct ActiveGpu {
+  int ordinal = 0;
+  std::string bus_id;
+};
+
+// Creates no context.
+//
+// Errors:    Unavailable  the driver refused, or lacks a function
+absl::StatusOr<std::vector<ActiveGpu>> ActiveGpus(const DriverApi& api);
+
 }  // namespace cuvil::device

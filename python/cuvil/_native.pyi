@@ -30,6 +30,11 @@ def machine_report() -> dict[str, Any]:
     numa_nodes: id, cpus.
     """
 
+def sample_gpus(milliseconds: int, /) -> dict[str, Any]:
+    """What the GPUs that this process uses did for so long: problem ("" or one sentence), samples (time_ns, device,
+    counter, unit, value), and of the sampling thread rounds, cpu_ns, wall_ns, period_ns.
+    """
+
 def module_state(module: object, /) -> dict[str, Any] | None:
     """What explain() says of one module object; None if no call of it has been seen."""
 

@@ -85,6 +85,10 @@ def build_info() -> dict[str, str]:
     return {}
 
 
+def sample_gpus(milliseconds: int) -> dict[str, Any]:
+    return {"problem": reason(), "samples": [], "rounds": 0, "cpu_ns": 0, "wall_ns": 0, "period_ns": 0}
+
+
 def machine_report() -> dict[str, Any]:
     return {
         "driver": {"cuda_version": 0, "problem": "not looked for", "gpus": []},
