@@ -28,9 +28,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="+", metavar="NAME", help="models to time, see below")
     parser.add_argument("--batch", type=int, default=1, help="samples per call (default 1)")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="of weights and inputs (default: float32 on the CPU, float16 on a GPU)",
+    )
     parser.add_argument("--threads", type=int, help="threads that torch may use (default: torch's own choice)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     parser.add_argument("--vs", default="eager", help="rivals: eager, compile, or both with a comma (default eager)")
     parser.add_argument("--seconds", type=float, default=5.0, help="timed seconds per model (default 5)")
     parser.add_argument("--explain", action="store_true", help="also print cuvil.explain() of each model")
@@ -73,14 +77,14 @@ def _bench_one(torch: Any, name: str, options: argparse.Namespace, rivals: list[
     print(f"{name}: building", file=sys.stderr, flush=True)
     dtype = getattr(torch, options.dtype)
     model = models.cast(models.build(name, options.batch), dtype, options.device)
-    wait = torch.cuda.synchronize if options.device.startswith("cuda") else None
+    on_gpu = options.device.startswith("cuda")
 
     def caller(module: Any) -> Callable[[], object]:
         def call() -> object:
             with torch.inference_mode():
                 result = module(*model.args, **model.kwargs)
-            if wait is not None:
-                wait()
+            if on_gpu:
+                torch.cuda.synchronize(options.device)  # A call is over when its result is there.
             return result
 
         return call
@@ -200,6 +204,8 @@ def main(argv: list[str]) -> int:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("bench: torch sees no CUDA device; see `python -m cuvil doctor`", file=sys.stderr)
         return 1
+    if options.dtype is None:
+        options.dtype = "float16" if options.device.startswith("cuda") else "float32"
     try:
         cuvil.enable()
     except RuntimeError as error:

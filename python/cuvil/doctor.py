@@ -133,33 +133,45 @@ def _torch() -> Iterator[Finding]:
     yield from _end_to_end(torch)
 
 
-def _end_to_end(torch: Any) -> Iterator[Finding]:
+def _end_to_end(torch: Any, device: str = "cpu") -> Iterator[Finding]:
     """A real model of torch's own classes, planned and compared with eager."""
     import cuvil
 
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    on_gpu = device != "cpu"
+    subject = "a model on a GPU" if on_gpu else "a real model"
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval().to(device)
     with torch.inference_mode():
-        x = torch.randn(2, 64)
+        x = torch.randn(2, 64, device=device)
         expected = model(x)
         try:
             with cuvil.scope():
                 begin = time.perf_counter()
                 ready = cuvil.prepare(model, x)
                 seconds = time.perf_counter() - begin
-                equal = torch.equal(model(x), expected)
+                result = model(x)
         except RuntimeError as error:
-            yield Finding("a real model", Level.FAIL, str(error), "see the lines above")
+            yield Finding(subject, Level.FAIL, str(error), "see the lines above")
             return
+        # cuBLAS may choose another kernel for another workspace.
+        equal = torch.allclose(result, expected, rtol=1e-3, atol=1e-3) if on_gpu else torch.equal(result, expected)
     if not equal:
-        yield Finding("a real model", Level.FAIL, "a planned call differs from eager", "please report this")
-    elif os.environ.get("CUVIL_DISABLE") == "1":
-        yield Finding("a real model", Level.NOTE, "runs as CPython would, because CUVIL_DISABLE=1 is set")
-    elif not ready:
-        yield Finding(
-            "a real model", Level.FAIL, f"was not planned: {cuvil.explain(model).summary()}", "please report this"
-        )
+        yield Finding(subject, Level.FAIL, "a planned call differs from eager", "please report this")
+        return
+    if os.environ.get("CUVIL_DISABLE") == "1":
+        yield Finding(subject, Level.NOTE, "runs as CPython would, because CUVIL_DISABLE=1 is set")
+        return
+    explanation = cuvil.explain(model)
+    if not ready:
+        yield Finding(subject, Level.FAIL, f"was not planned: {explanation.summary()}", "please report this")
+        return
+    plans = [plan for module in explanation.to_dict()["modules"] for plan in module["plans"]]
+    graph = plans[-1].get("cuda_graph", {}) if plans else {}
+    if on_gpu and not graph.get("captured"):
+        reason = graph.get("reason") or "no reason is known"
+        yield Finding(subject, Level.WARN, f"is planned, but not as a CUDA graph: {reason}", "see the lines above")
     else:
-        yield Finding("a real model", Level.OK, f"planned in {seconds * 1e3:.0f} ms, same values as eager")
+        form = f" as one CUDA graph of {graph['kernels']} kernels" if on_gpu else ""
+        yield Finding(subject, Level.OK, f"planned{form} in {seconds * 1e3:.0f} ms, same values as eager")
 
 
 def _machine() -> Iterator[Finding]:
@@ -203,6 +215,72 @@ def _machine() -> Iterator[Finding]:
             yield Finding(library["name"], Level.OK, f"{library['version']} ({library['path'] or library['soname']})")
 
 
+def _cuda() -> Iterator[Finding]:
+    """What can be tried only where torch can use a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return
+    yield from _allocator(torch)
+    yield from _end_to_end(torch, "cuda")
+    yield from _graph_memory()
+    yield from _live_counters()
+
+
+def _allocator(torch: Any) -> Iterator[Finding]:
+    backend = torch.cuda.get_allocator_backend()
+    if backend == "native":
+        yield Finding("CUDA allocator", Level.OK, "torch's own, which can give CUDA graphs memory of their own")
+    else:
+        variable = "PYTORCH_ALLOC_CONF" if "PYTORCH_ALLOC_CONF" in os.environ else "PYTORCH_CUDA_ALLOC_CONF"
+        yield Finding(
+            "CUDA allocator",
+            Level.WARN,
+            f"{backend}: CUDA graphs are off, operators run one by one",
+            f"leave backend:{backend} out of {variable}",
+        )
+
+
+def _graph_memory() -> Iterator[Finding]:
+    import cuvil
+
+    stats = cuvil.stats()
+    limit = float(stats.get("graph_budget_bytes", 0))
+    if limit:
+        held = float(stats["graph_bytes"]) + float(stats["graph_workspace_bytes"])
+        yield Finding(
+            "graph memory",
+            Level.OK,
+            f"CUDA graphs may hold {byte_size(limit)} and hold {byte_size(held)} (CUVIL_GRAPH_MEMORY sets the limit)",
+        )
+
+
+# Long enough for two of the driver's own refreshes.
+_SAMPLING_MILLISECONDS = 350
+
+
+def _live_counters() -> Iterator[Finding]:
+    from cuvil import _native
+
+    report = _native.sample_gpus(_SAMPLING_MILLISECONDS)
+    if report["problem"]:
+        yield Finding(
+            "live counters",
+            Level.WARN,
+            f"none ({report['problem']}); profiles have no GPU counters",
+            "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility; otherwise a newer driver",
+        )
+        return
+    names = sorted({name for _, _, name, _, _ in report["samples"]})
+    cost = report["cpu_ns"] / max(report["wall_ns"], 1)
+    text = f"{', '.join(names) or 'none'}; reading them takes {cost:.2%} of a core"
+    if "SM occupancy" in names:
+        yield Finding("live counters", Level.OK, text)
+    else:
+        yield Finding(
+            "live counters", Level.NOTE, f"{text}; occupancy needs a GPU with GPM (Hopper or later), undivided"
+        )
+
+
 def _compiler() -> Iterator[Finding]:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++") or shutil.which("clang++")
     if compiler:
@@ -219,6 +297,7 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _interpreter,
     _torch,
     _machine,
+    _cuda,
     _compiler,
 )
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import cuvil
 import pytest
@@ -83,3 +84,117 @@ def test_doctor_reports_a_check_that_breaks_and_goes_on(monkeypatch: pytest.Monk
     assert (first.level, first.subject) == (doctor.Level.FAIL, "broken check")
     assert "no /proc" in first.text
     assert second.level is doctor.Level.OK
+
+
+class FakeCuda:
+    """torch.cuda as far as the doctor asks it."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def is_available(self) -> bool:
+        return True
+
+    def get_allocator_backend(self) -> str:
+        return self.backend
+
+
+def sampled(*names: str, problem: str = "") -> dict[str, object]:
+    samples = [(n, 0, name, "%", 50.0) for n, name in enumerate(names)]
+    return {"problem": problem, "samples": samples, "rounds": 7, "cpu_ns": 10, "wall_ns": 1000, "period_ns": 5}
+
+
+def gpu_findings(
+    monkeypatch: pytest.MonkeyPatch, report: dict[str, object], backend: str = "native"
+) -> dict[str, doctor.Finding]:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FakeCuda(backend)))
+    monkeypatch.setattr(doctor, "_end_to_end", lambda torch, device: iter([]))
+    monkeypatch.setattr(cuvil._native, "sample_gpus", lambda milliseconds: report)
+    budget = {"graph_budget_bytes": 1 << 30, "graph_bytes": 3 << 20, "graph_workspace_bytes": 1 << 20}
+    monkeypatch.setattr(cuvil._native, "stats", lambda: budget)
+    return {finding.subject: finding for finding in doctor._cuda()}
+
+
+def test_doctor_tells_what_a_gpu_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpu_findings(monkeypatch, sampled("SM occupancy", "PCIe sent", "SM occupancy"))
+    assert {finding.level for finding in found.values()} == {doctor.Level.OK}
+    assert found["live counters"].text == "PCIe sent, SM occupancy; reading them takes 1.00% of a core"
+    assert "may hold 1 GiB and hold 4 MiB (CUVIL_GRAPH_MEMORY" in found["graph memory"].text
+
+
+def test_doctor_says_how_to_get_graphs_and_counters_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    found = gpu_findings(monkeypatch, sampled(problem="no NVML"), "cudaMallocAsync")
+    allocator, counters = found["CUDA allocator"], found["live counters"]
+    assert allocator.level is counters.level is doctor.Level.WARN
+    assert allocator.fix == "leave backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF"
+    assert "no NVML" in counters.text
+    assert "NVIDIA_DRIVER_CAPABILITIES" in counters.fix
+
+
+def test_doctor_notes_a_gpu_without_occupancy(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = gpu_findings(monkeypatch, sampled("SM busy"))["live counters"]
+    assert counters.level is doctor.Level.NOTE
+    assert "Hopper" in counters.text
+
+
+def test_doctor_asks_no_gpu_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    monkeypatch.setattr(cuvil._native, "sample_gpus", lambda milliseconds: pytest.fail("asked"))
+    assert not list(doctor._cuda())
+
+
+def test_sampling_without_a_gpu_says_why() -> None:
+    report = cuvil._native.sample_gpus(1)
+    assert report["problem"] or report["samples"]
+
+
+class FakeGpu:
+    """A GPU on which work is done when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.waited: list[object] = []
+
+    def synchronize(self, device: object) -> None:
+        self.waited.append(device)
+
+
+def test_bench_waits_for_the_gpu_in_every_timed_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    from cuvil import models
+
+    gpu = FakeGpu()
+    dtypes: list[torch.dtype] = []
+
+    def cast(model: models.Model, dtype: torch.dtype, device: str) -> models.Model:
+        dtypes.append(dtype)
+        assert device == "cuda:1"
+        return model  # Stays on the CPU, in float32.
+
+    calls = 0
+
+    class Counted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            if not torch.compiler.is_compiling():
+                calls += 1
+            return torch.relu(x)
+
+    monkeypatch.setattr(models, "cast", cast)
+    monkeypatch.setattr(models, "build", lambda name, batch: models.Model(Counted().eval(), (torch.ones(4),), {}))
+    monkeypatch.setattr(models, "twin", lambda module: Counted().eval())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+    monkeypatch.setattr(bench, "wait_for_plan", lambda call, planned, timeout: None)
+    try:
+        assert bench.main(["mlp", "--device", "cuda:1", "--seconds", "0.01"]) == 0
+    finally:
+        cuvil.disable()
+    assert dtypes == [torch.float16]
+    # What a plan answers runs no Python, but is waited for.
+    assert len(gpu.waited) >= calls > 0
+    assert set(gpu.waited) == {"cuda:1"}
+    text = capsys.readouterr().out
+    assert "float16, cuda:1" in text
