@@ -1,7 +1,7 @@
 # Question: what does a profile of a GPU see, and what does it leave behind?
 # Baseline: the same calls before the first profile. Unit: ms. Budget: 99 % of kernel time with its line; kernels' time
 # within 2 % of CUPTI's own; median of calls after the profile within 2 % of before.
-"""Profiles of three models on a GPU, fp16, as plans.
+"""Profiles of four models on a GPU, fp16, as plans.
 
     CUVIL_PREPARE=sync CUVIL_ADOPT=always python benchmarks/profile_cuda.py --json profile.json
 
@@ -24,31 +24,13 @@ os.environ.setdefault("CUVIL_ADOPT", "always")
 import cuvil
 import torch
 from cuvil.profiling import Profile
+from gpu_suite import bert, llama, mlp, vision
 
 WARM_CALLS = 4
 PROFILED_CALLS = 20
 
 
-def resnet() -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    import torchvision
-
-    model = torchvision.models.resnet50(weights=None).eval().half().cuda()
-    return model, (torch.randn(1, 3, 224, 224, device="cuda").half(),), {}
-
-
-def bert() -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    from transformers import BertConfig, BertModel
-
-    model = BertModel(BertConfig()).eval().half().cuda()
-    return model, (), {"input_ids": torch.randint(0, 30_000, (1, 128), device="cuda")}
-
-
-def mlp() -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]).eval().half().cuda()
-    return model, (torch.randn(1, 64, device="cuda").half(),), {}
-
-
-MODELS = {"resnet50": resnet, "bert": bert, "mlp": mlp}
+MODELS = {"resnet50": vision("resnet50", 1), "bert": bert, "llama": llama, "mlp": mlp}
 
 
 def median_ms(call: Callable[[], Any], count: int = 300) -> float:
@@ -109,7 +91,7 @@ def measure(name: str, out: str | None) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="resnet50,bert,mlp")
+    parser.add_argument("--only", default="resnet50,bert,llama,mlp")
     parser.add_argument("--json")
     parser.add_argument("--out", help="a folder for traces and pages")
     options = parser.parse_args()
