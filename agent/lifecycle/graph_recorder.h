@@ -20,6 +20,9 @@ class GraphRecorder {
  public:
   // `plan_number` tells plans apart over the life of the process.
   GraphRecorder(PyObject* module, uint64_t plan_number, const trace::Trace& trace);
+  ~GraphRecorder() { End(); }
+  GraphRecorder(const GraphRecorder&) = delete;
+  GraphRecorder& operator=(const GraphRecorder&) = delete;
 
   // What the launch is to look at; null if nobody looks.
   const scheduler::GraphPlan::Watch* Begin(const std::shared_ptr<const scheduler::GraphPlan>& plan);

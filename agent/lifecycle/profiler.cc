@@ -214,7 +214,7 @@ void StepRecorder::OnStepStart(uint32_t index) noexcept {
 }
 
 void StepRecorder::OnStep(uint32_t index, uint64_t start_ns, uint64_t end_ns) noexcept {
-  if (entered_) kernels_->Leave();
+  LeaveStep();
   track_->Add({start_ns, end_ns, SiteOf(index)});
 }
 

@@ -116,6 +116,8 @@ class StepRecorder final : public scheduler::StepObserver {
         kernels_(call.kernels_),
         track_(call.track_),
         first_site_(call.AddSites(plan_number, part, make)) {}
+  // A step that ended by an exception has not been told to end.
+  ~StepRecorder() override { LeaveStep(); }
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
@@ -127,6 +129,11 @@ class StepRecorder final : public scheduler::StepObserver {
   uint64_t SiteOf(uint32_t index) const {
     const bool has_site = first_site_ != scheduler::ProfileRecorder::kNoSite;
     return has_site ? first_site_ + index : scheduler::ProfileRecorder::kNoSite;
+  }
+
+  void LeaveStep() {
+    if (entered_) kernels_->Leave();
+    entered_ = false;
   }
 
   const std::shared_ptr<scheduler::ProfileRecorder> recorder_;
