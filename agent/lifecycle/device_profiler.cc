@@ -1,6 +1,7 @@
 #include "agent/lifecycle/device_profiler.h"
 
 #include <chrono>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/record.h"
+#include "scheduler/monotonic_clock.h"
 
 namespace cuvil::agent {
 namespace {
@@ -32,6 +34,8 @@ DeviceProfiler::DeviceProfiler(std::string refusal) : refusal_(std::move(refusal
 void DeviceProfiler::Attach() {
   if (!IsTrueIn("torch.cuda", "_initialized")) return;
   due_ = false;
+  sampled_since_ns_ = scheduler::MonotonicNs();
+  sampling_ = scheduler::LiveSampler::ForProcess().Start();
   if (!refusal_.empty()) {
     notes_.push_back(refusal_);
     return;
@@ -53,27 +57,41 @@ void DeviceProfiler::Attach() {
 void DeviceProfiler::Finish(bool shared) {
   due_ = false;
   const std::shared_ptr<scheduler::KernelProfile> kernels = std::move(kernels_);
-  if (kernels == nullptr) return;
   {
     AssertGilHeld();
     const GilRelease no_gil;
-    result_ = kernels->Finish(shared);
+    FinishSampling();
+    if (kernels != nullptr) result_ = kernels->Finish(shared);
   }
   for (std::string& note : result_.notes) notes_.push_back(std::move(note));
+  if (kernels != nullptr && !shared) Remove(*kernels);
+}
+
+void DeviceProfiler::FinishSampling() {
+  if (sampled_since_ns_ == 0) return;
+  const uint64_t end_ns = scheduler::MonotonicNs();
+  sampling_ = scheduler::LiveSampler::Use();
+  scheduler::LiveSampler::Report report = scheduler::LiveSampler::ForProcess().Samples(sampled_since_ns_, end_ns);
+  samples_ = std::move(report.samples);
+  if (samples_.empty() && !report.status.ok()) {
+    notes_.push_back(absl::StrCat("Counters are missing: ", std::string(report.status.message()), "."));
+  }
+  if (report.overwritten) notes_.emplace_back("The first of the counters' samples found no room and are missing.");
+}
+
+void DeviceProfiler::Remove(scheduler::KernelProfile& kernels) {
   absl::Status removed;
   for (int attempt = 0; attempt < kRemovalAttempts; ++attempt) {
-    // May have begun meanwhile.
-    if (shared || TorchProfilerIsOn()) return;
-    removed = kernels->Remove();
+    if (TorchProfilerIsOn()) return;  // may have begun meanwhile
+    removed = kernels.Remove();
     if (!absl::IsUnavailable(removed)) break;
     AssertGilHeld();
     const GilRelease no_gil;
     std::this_thread::sleep_for(kRemovalPause);
   }
-  if (!removed.ok()) {
-    notes_.push_back(absl::StrCat("CUPTI is still attached, and launches are slower until a later profile ends: ",
-                                  std::string(removed.message()), "."));
-  }
+  if (removed.ok()) return;
+  notes_.push_back(absl::StrCat("CUPTI is still attached, and launches are slower until a later profile ends: ",
+                                std::string(removed.message()), "."));
 }
 
 OwnedRef DeviceProfiler::Describe() const {
@@ -89,6 +107,30 @@ OwnedRef DeviceProfiler::Describe() const {
   record.Set("recorded_ns", result_.recorded_ns);
   record.Set("dropped", result_.num_dropped);
   return record.Take();
+}
+
+OwnedRef DeviceProfiler::DescribeCounters() const {
+  struct Point {
+    uint64_t time_ns;
+    double value;
+  };
+  static_assert(sizeof(Point) == 16);
+  std::map<std::pair<uint16_t, scheduler::LiveCounter>, std::vector<Point>> counters;
+  for (const scheduler::LiveSample& sample : samples_) {
+    counters[{sample.device, sample.counter}].push_back({sample.time_ns, sample.value});
+  }
+  RecordList list;
+  for (const auto& [key, points] : counters) {
+    Record record;
+    record.Set("device", uint64_t{key.first});
+    record.Set("name", scheduler::LiveCounterName(key.second));
+    record.Set("unit", scheduler::LiveCounterUnit(key.second));
+    record.Set("samples",
+               OwnedRef::Steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(points.data()),
+                                                         static_cast<Py_ssize_t>(points.size() * sizeof(Point)))));
+    list.Add(record.Take());
+  }
+  return list.Take();
 }
 
 }  // namespace cuvil::agent

@@ -2,12 +2,14 @@
 
 #include <Python.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "agent/py_ref.h"
 #include "scheduler/kernel_profile.h"
+#include "scheduler/live_sampler.h"
 
 namespace cuvil::agent {
 
@@ -15,7 +17,8 @@ namespace cuvil::agent {
 //
 // A profile may begin before torch uses CUDA, or before torch is imported: initialising CUDA is the program's business,
 // because a process that has done so cannot fork workers that use it. So CUPTI is attached by the first intercepted
-// call after that, if not at the beginning. When it cannot be had the profile has no kernels, and says why.
+// call after that, if not at the beginning. When it cannot be had the profile has no kernels, and says why. The GPUs'
+// counters are sampled meanwhile, with or without CUPTI.
 //
 // Threads: GIL held.
 class DeviceProfiler {
@@ -36,18 +39,24 @@ class DeviceProfiler {
   void AfterForkInChild() {
     if (kernels_ != nullptr) kernels_->AfterForkInChild();
   }
-  // After Finish: "device" of the record that _native.pyi describes. None if no device was watched.
+  // After Finish: "device" and "counters" of the record that _native.pyi describes. None if no device was watched.
   OwnedRef Describe() const;
+  OwnedRef DescribeCounters() const;
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   void Attach();
+  void FinishSampling();
+  void Remove(scheduler::KernelProfile& kernels);
 
   bool due_ = true;
   const std::string refusal_;
   std::shared_ptr<scheduler::KernelProfile> kernels_;
   bool watched_ = false;
   scheduler::DeviceProfile result_;
+  scheduler::LiveSampler::Use sampling_;
+  uint64_t sampled_since_ns_ = 0;  // 0: no
+  std::vector<scheduler::LiveSample> samples_;
   std::vector<std::string> notes_;
 };
 

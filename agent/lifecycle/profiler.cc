@@ -151,6 +151,7 @@ OwnedRef Profiler::Stop(uint64_t number, bool shared) {
   for (const scheduler::Profile::Track& track : profile.tracks) threads.Add(Describe(track));
   record.Set("threads", threads.Take());
   record.Set("device", device.Describe());
+  record.Set("counters", device.DescribeCounters());
   RecordList notes;
   for (const std::string& note : device.notes()) notes.Add(Record::Text(note));
   record.Set("notes", notes.Take());

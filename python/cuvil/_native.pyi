@@ -50,7 +50,8 @@ def profile_stop(number: int, shared: bool = ..., /) -> dict[str, Any] | None:
     start_ns, end_ns, enabled, dropped, notes; sites: kind ("call", "plan", "preparation", "step"), module, type, file,
     line, function, operator; threads: name, id, records (bytes: start_ns, end_ns, site as 64-bit integers each, in the
     order in which they ended); device: None, or names, recorded_ns, dropped, activities (bytes:
-    scheduler/device_activity.h, by start).
+    scheduler/device_activity.h, by start); counters: device, name, unit, samples (bytes: time in ns as a 64-bit integer
+    and value as a double each).
     """
 
 def _check_times(module: object, args: tuple[object, ...], kwargs: dict[str, object], count: int, /) -> list[int]:

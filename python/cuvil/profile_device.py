@@ -67,9 +67,28 @@ class Stream:
 class Counter:
     """A quantity that was sampled while the profile was taken."""
 
-    name: str  # "GPU 0 memory"
+    name: str  # "GPU 0: memory used"
     unit: str
     samples: list[tuple[int, float]] = field(default_factory=list)  # time as of intervals, value
+
+    def to_dict(self) -> dict[str, Any]:
+        values = [value for _, value in self.samples]
+        mean = sum(values) / len(values) if values else 0.0
+        bounds = {"min": min(values, default=0.0), "mean": mean, "max": max(values, default=0.0)}
+        return {"name": self.name, "unit": self.unit, "samples": len(values), **bounds}
+
+
+# What people read, of what the engine counts in.
+_UNITS = {"B": ("MiB", 2.0**-20), "B/s": ("MB/s", 1e-6), "Hz": ("MHz", 1e-6)}
+
+
+def read_counters(records: list[dict[str, Any]]) -> list[Counter]:
+    counters = []
+    for record in records:
+        unit, scale = _UNITS.get(record["unit"], (record["unit"], 1.0))
+        samples = [(time, value * scale) for time, value in struct.iter_unpack("=Qd", record["samples"])]
+        counters.append(Counter(f"GPU {record['device']}: {record['name']}", unit, samples))
+    return counters
 
 
 def readable(name: str) -> str:

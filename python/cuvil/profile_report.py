@@ -131,6 +131,17 @@ def _page_table(profile: Profile, by: str) -> Iterator[str]:
         yield f"<p>and {len(rows) - _PAGE_ROWS:,} more</p>\n"
 
 
+def _page_counters(profile: Profile) -> Iterator[str]:
+    yield "<h2>Counters</h2>\n<table><tr><th>counter</th><th>unit</th><th>samples</th>"
+    yield "<th>least</th><th>mean</th><th>most</th></tr>\n"
+    for counter in profile.counters:
+        values = counter.to_dict()
+        numbers = [f"{values['samples']:,}", *(f"{values[key]:,.1f}" for key in ("min", "mean", "max"))]
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in (counter.name, counter.unit, *numbers))
+        yield f"<tr>{cells}</tr>\n"
+    yield "</table>\n"
+
+
 def _lanes(profile: Profile, thread: Thread, shown: set[int], length_ns: int) -> Iterator[str]:
     depth = max((interval.depth for interval in thread.intervals), default=-1) + 1
     yield f'<h3>{escape(thread.name)}</h3>\n<div class="lanes" style="height:{18 * depth}px">\n'
@@ -197,6 +208,8 @@ def _page(profile: Profile) -> Iterator[str]:
         yield from _stream_lanes(profile, stream, shown_activities, length_ns)
     for by in BY if profile.streams else BY[:-1]:
         yield from _page_table(profile, by)
+    if profile.counters:
+        yield from _page_counters(profile)
     yield "</body></html>\n"
 
 

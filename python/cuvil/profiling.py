@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from cuvil.profile_device import TORCH_IS_PROFILING, Activity, Counter, Stream, read, torch_is_profiling, total_ns
+from cuvil.profile_device import (
+    TORCH_IS_PROFILING,
+    Activity,
+    Counter,
+    Stream,
+    read,
+    read_counters,
+    torch_is_profiling,
+    total_ns,
+)
 
 BY = ("line", "module", "operator", "kernel")
 _OUTSIDE = "(outside of module calls)"
@@ -132,7 +141,7 @@ class Profile:
         self._ended = False
         self.threads: list[Thread] = []
         self.streams: list[Stream] = []  # of GPUs
-        self.counters: list[Counter] = []
+        self.counters: list[Counter] = []  # of GPUs, sampled
         self.start_ns = self.end_ns = 0
         self.dropped = 0  # intervals for which there was no room
         self.dropped_kernels = 0
@@ -181,6 +190,7 @@ class Profile:
             self.threads.append(Thread(thread["name"] or f"thread {thread['id']}", thread["id"], intervals))
         self.recorded_ns = sum(interval.own_ns for interval in self.intervals())
         self.notes += record["notes"]
+        self.counters = read_counters(record["counters"])
         if record["device"] is not None:
             self.streams = read(record["device"], sites)
             self.dropped_kernels = record["device"]["dropped"]
@@ -282,6 +292,7 @@ class Profile:
             "notes": list(self.notes),
             "threads": [{"name": t.name, "id": t.id, "intervals": len(t.intervals)} for t in self.threads],
             "streams": [{"name": s.name, "activities": len(s.activities)} for s in self.streams],
+            "counters": [counter.to_dict() for counter in self.counters],
             **{f"{by}s": [row.to_dict(by, self) for row in self.rows(by)] for by in BY},
         }
 

@@ -65,7 +65,7 @@ def profile_start(no_kernels: str = "") -> int:
 
 def profile_stop(number: int, shared: bool = False) -> dict[str, Any] | None:
     now = time.monotonic_ns()
-    empty: dict[str, Any] = {"dropped": 0, "notes": [], "sites": [], "threads": [], "device": None}
+    empty: dict[str, Any] = {"dropped": 0, "notes": [], "sites": [], "threads": [], "device": None, "counters": []}
     return {"start_ns": now, "end_ns": now, "enabled": False, **empty}
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,23 @@ def test_the_trace_has_streams_with_kernels(tmp_path: Path) -> None:
     on_gpu = [event for event in events if event.get("cat") == "kernel"]
     assert len(on_gpu) == len(kernels(p))
     assert all({"module", "line", "operator", "grid", "block"} <= event["args"].keys() for event in on_gpu)
+
+
+def test_counters_are_sampled_while_the_profile_lasts() -> None:
+    model, x = make()
+    warm(model, x)
+    with cuvil.profile() as p:
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            model(x)
+            torch.cuda.synchronize()
+    counters = {counter.name: counter for counter in p.counters}
+    memory = counters[f"GPU {torch.cuda.current_device()}: memory used"]
+    assert memory.unit == "MiB"
+    assert len(memory.samples) >= 2
+    assert all(p.start_ns <= moment <= p.end_ns + 10**9 for moment, _ in memory.samples)
+    used = (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) / 2**20
+    assert memory.to_dict()["mean"] == pytest.approx(used, rel=0.3)
 
 
 def test_memory_of_the_second_graphs_goes_back() -> None:

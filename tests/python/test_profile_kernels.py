@@ -53,7 +53,12 @@ def profile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Profile]:
     """Takes a profile of nothing, and has the engine tell of a GPU."""
     original = _native.profile_stop
 
-    def take(path: Path | None = None, activities: list[bytes] = ACTIVITIES, **device: Any) -> Profile:
+    def take(
+        path: Path | None = None,
+        activities: list[bytes] = ACTIVITIES,
+        counters: list[dict[str, Any]] | None = None,
+        **device: Any,
+    ) -> Profile:
         def stop(number: int, shared: bool = False) -> dict[str, Any]:
             record = original(number, shared)
             assert record is not None
@@ -68,6 +73,7 @@ def profile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Profile]:
                 "sites": [dict(zip(fields, site, strict=True)) for site in SITES],
                 "threads": [thread],
                 "device": gpu | device,
+                "counters": counters or [],
                 "notes": [],
             }
 
@@ -177,15 +183,36 @@ def test_the_trace_has_a_track_for_each_stream_and_one_for_what_overlaps(
         assert all(end <= start for (_, end), (start, _) in zip(sorted(spans), sorted(spans)[1:], strict=False))
 
 
+COUNTERS = [
+    {
+        "device": 1,
+        "name": "memory used",
+        "unit": "B",
+        "samples": struct.pack("=QdQd", 1_500, 1048576.0, 2_500, 3145728.0),
+    },
+    {"device": 1, "name": "SM busy", "unit": "%", "samples": struct.pack("=Qd", 1_500, 42.0)},
+]
+
+
 def test_counters_have_tracks_of_their_own(profile: Callable[..., Profile], tmp_path: Path) -> None:
-    p = profile()
-    p.counters.append(profile_device.Counter("GPU 0 memory", "MiB", [(1_500, 10.0), (2_500, 12.5)]))
-    p.save_trace(tmp_path / "trace.json")
+    p = profile(tmp_path / "trace.json", counters=COUNTERS)
     counters = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "C"]
     assert [(e["name"], e["ts"], e["args"]) for e in counters] == [
-        ("GPU 0 memory", 0.5, {"MiB": 10.0}),
-        ("GPU 0 memory", 1.5, {"MiB": 12.5}),
+        ("GPU 1: memory used", 0.5, {"MiB": 1.0}),
+        ("GPU 1: memory used", 1.5, {"MiB": 3.0}),
+        ("GPU 1: SM busy", 0.5, {"%": 42.0}),
     ]
+    assert p.to_dict()["counters"][0] == {
+        "name": "GPU 1: memory used",
+        "unit": "MiB",
+        "samples": 2,
+        "min": 1.0,
+        "mean": 2.0,
+        "max": 3.0,
+    }
+    p.save_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<td>GPU 1: memory used</td><td>MiB</td><td>2</td><td>1.0</td><td>2.0</td><td>3.0</td>" in page
 
 
 def test_the_page_shows_kernels_and_streams(profile: Callable[..., Profile], tmp_path: Path) -> None:
