@@ -1,5 +1,6 @@
 #include "agent/cuda_memory_pool.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -52,6 +53,35 @@ absl::Status TorchCudaAllocator::MakeWorkspaces() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<scheduler::DeviceRoom> TorchCudaAllocator::Room() {
+  const GilAcquire with_gil;
+  const ErrorScope errors;
+  const OwnedRef c = OwnedRef::Steal(PyImport_ImportModule("torch._C"));
+  const OwnedRef runtime = Attribute(c, "_cudart");
+  const OwnedRef info =
+      runtime ? OwnedRef::Steal(PyObject_CallMethod(runtime.get(), "cudaMemGetInfo", "i", device_index_)) : OwnedRef();
+  unsigned long long free_bytes = 0, total_bytes = 0;
+  if (!info || !PyArg_ParseTuple(info.get(), "KK", &free_bytes, &total_bytes)) {
+    PyErr_Clear();
+    return absl::InternalError("torch does not tell how much memory the device has");
+  }
+  // A torch that cannot be asked for its limit has none that it could tell of.
+  const OwnedRef share = OwnedRef::Steal(PyObject_CallMethod(c.get(), "_cuda_getMemoryFraction", "i", device_index_));
+  if (share && PyFloat_Check(share.get()) && PyFloat_AS_DOUBLE(share.get()) < 1) {
+    const auto allowed = static_cast<uint64_t>(PyFloat_AS_DOUBLE(share.get()) * static_cast<double>(total_bytes));
+    OwnedRef taken = OwnedRef::Steal(PyObject_CallMethod(c.get(), "_cuda_memoryStats", "i", device_index_));
+    for (const char* key : {"reserved_bytes", "all", "current"}) {
+      if (taken) taken = OwnedRef::Steal(PyMapping_GetItemString(taken.get(), key));
+    }
+    const uint64_t reserved = taken ? PyLong_AsUnsignedLongLong(taken.get()) : 0;
+    if (PyErr_Occurred() == nullptr) {
+      free_bytes = std::min<uint64_t>(free_bytes, allowed > reserved ? allowed - reserved : 0);
+    }
+  }
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return scheduler::DeviceRoom{free_bytes, total_bytes};
+}
+
 absl::StatusOr<std::unique_ptr<CudaMemoryPool>> CudaMemoryPool::Create(int device_index) {
   const ErrorScope errors;
   const OwnedRef module = OwnedRef::Steal(PyImport_ImportModule("torch.cuda.memory"));
@@ -71,12 +101,21 @@ absl::StatusOr<std::unique_ptr<CudaMemoryPool>> CudaMemoryPool::Create(int devic
   pool->begin_ = Attribute(c, "_cuda_beginAllocateCurrentThreadToPool");
   pool->end_ = Attribute(c, "_cuda_endAllocateToPool");
   pool->release_ = Attribute(c, "_cuda_releasePool");
-  pool->pool_ = OwnedRef::Steal(PyObject_CallMethod(module.get(), "MemPool", nullptr));
-  const OwnedRef id = Attribute(pool->pool_, "id");
-  if (id) pool->arguments_ = OwnedRef::Steal(Py_BuildValue("iO", device_index, id.get()));
+  if (c) pool->id_ = OwnedRef::Steal(PyObject_CallMethod(c.get(), "_graph_pool_handle", nullptr));
+  if (pool->id_) pool->arguments_ = OwnedRef::Steal(Py_BuildValue("iO", device_index, pool->id_.get()));
   if (!pool->begin_ || !pool->end_ || !pool->release_ || !pool->arguments_) {
     PyErr_Clear();
     return absl::UnavailableError("this torch has no private memory pools; install torch >= 2.10");
+  }
+  // Torch makes the pool at its first use, and keeps it, with graphs' memory that looks free, while it has users: we
+  // are one of them from here on.
+  const OwnedRef begun = OwnedRef::Steal(PyObject_CallObject(pool->begin_.get(), pool->arguments_.get()));
+  const OwnedRef ended =
+      begun ? OwnedRef::Steal(PyObject_CallObject(pool->end_.get(), pool->arguments_.get())) : OwnedRef();
+  pool->is_held_ = static_cast<bool>(begun);
+  if (!ended) {
+    PyErr_Clear();
+    return absl::UnavailableError("torch does not make a private memory pool");
   }
   return pool;
 }
@@ -84,12 +123,17 @@ absl::StatusOr<std::unique_ptr<CudaMemoryPool>> CudaMemoryPool::Create(int devic
 CudaMemoryPool::~CudaMemoryPool() {
   if (!Py_IsInitialized()) {
     // The process is ending: the driver takes everything back.
-    for (OwnedRef* object : {&pool_, &arguments_, &begin_, &end_, &release_}) (void)object->release();
+    for (OwnedRef* object : {&id_, &arguments_, &begin_, &end_, &release_}) (void)object->release();
     return;
   }
   const GilAcquire with_gil;
   const ErrorScope errors;
-  for (OwnedRef* object : {&pool_, &arguments_, &begin_, &end_, &release_}) object->reset();
+  if (is_held_) {
+    const OwnedRef released = OwnedRef::Steal(PyObject_CallObject(release_.get(), arguments_.get()));
+    // Then torch keeps the memory, and there is nobody to tell.
+    if (!released) PyErr_Clear();
+  }
+  for (OwnedRef* object : {&id_, &arguments_, &begin_, &end_, &release_}) object->reset();
 }
 
 absl::Status CudaMemoryPool::Enter() {
@@ -108,6 +152,40 @@ void CudaMemoryPool::Leave() {
   const OwnedRef ended = OwnedRef::Steal(PyObject_CallObject(end_.get(), arguments_.get()));
   const OwnedRef released = OwnedRef::Steal(PyObject_CallObject(release_.get(), arguments_.get()));
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
+}
+
+absl::StatusOr<uint64_t> CudaMemoryPool::ReservedBytes() {
+  const GilAcquire with_gil;
+  const ErrorScope errors;
+  const OwnedRef c = OwnedRef::Steal(PyImport_ImportModule("torch._C"));
+  // (pool, without the history of allocations); older versions know the pool only.
+  OwnedRef asked = PyTuple_Check(id_.get()) && PyTuple_GET_SIZE(id_.get()) == 2
+                       ? OwnedRef::Steal(Py_BuildValue("(OOO)", PyTuple_GET_ITEM(id_.get(), 0),
+                                                       PyTuple_GET_ITEM(id_.get(), 1), Py_False))
+                       : OwnedRef();
+  OwnedRef snapshot = c && asked
+                          ? OwnedRef::Steal(PyObject_CallMethod(c.get(), "_cuda_memorySnapshot", "(O)", asked.get()))
+                          : OwnedRef();
+  if (!snapshot && c) {
+    PyErr_Clear();
+    snapshot = OwnedRef::Steal(PyObject_CallMethod(c.get(), "_cuda_memorySnapshot", "(O)", id_.get()));
+  }
+  const OwnedRef segments =
+      snapshot ? OwnedRef::Steal(PyMapping_GetItemString(snapshot.get(), "segments")) : OwnedRef();
+  uint64_t bytes = 0;
+  const OwnedRef iterator = segments ? OwnedRef::Steal(PyObject_GetIter(segments.get())) : OwnedRef();
+  while (iterator) {
+    const OwnedRef segment = OwnedRef::Steal(PyIter_Next(iterator.get()));
+    if (!segment) break;
+    const OwnedRef size = OwnedRef::Steal(PyMapping_GetItemString(segment.get(), "total_size"));
+    if (!size) break;
+    bytes += PyLong_AsUnsignedLongLong(size.get());
+  }
+  if (!iterator || PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return absl::InternalError("torch does not tell what a private memory pool has");
+  }
+  return bytes;
 }
 
 }  // namespace cuvil::agent

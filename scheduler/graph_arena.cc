@@ -1,15 +1,17 @@
 #include "scheduler/graph_arena.h"
 
+#include <atomic>
+#include <mutex>
 #include <utility>
 
 namespace cuvil::scheduler {
 namespace {
 
-constexpr int kMaxDevices = 64;
-
 // What arenas of one device share for as long as the process lives.
 struct DeviceShare {
   StreamShelf shelf;
+  GraphBudget budget;
+  DeviceHealth health;
   absl::Mutex mutex;
   bool tried ABSL_GUARDED_BY(mutex) = false;
   absl::Status status ABSL_GUARDED_BY(mutex);
@@ -36,6 +38,8 @@ struct Process {
   torch_abi::CudaStreams streams;
 };
 
+std::atomic<const device::DriverApi*> g_driver{nullptr};
+
 absl::StatusOr<Process> LoadProcess() {
   absl::StatusOr<device::DriverApi> driver = device::DriverApi::Load();
   if (!driver.ok()) return driver.status();
@@ -43,6 +47,27 @@ absl::StatusOr<Process> LoadProcess() {
   if (!streams.ok()) return streams.status();
   return Process{*std::move(driver), *std::move(streams)};
 }
+
+// Never freed: graphs may live as long as the process.
+std::atomic<DeviceShare*> g_shares[GraphArena::kMaxDevices];
+std::mutex g_shares_mutex;
+
+DeviceShare* FindShare(int device_index) {
+  if (device_index < 0 || device_index >= GraphArena::kMaxDevices) return nullptr;
+  return g_shares[device_index].load(std::memory_order_acquire);  // with the release in MakeShare
+}
+
+DeviceShare& MakeShare(int device_index) {
+  const std::lock_guard<std::mutex> lock(g_shares_mutex);
+  DeviceShare* share = g_shares[device_index].load(std::memory_order_relaxed);
+  if (share == nullptr) {
+    share = new DeviceShare();
+    g_shares[device_index].store(share, std::memory_order_release);
+  }
+  return *share;
+}
+
+thread_local int t_num_uses = 0;
 
 }  // namespace
 
@@ -69,46 +94,82 @@ void StreamShelf::PutBack(CaptureStream stream) {
 
 absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::CreateForProcess(cir::Device device,
                                                                          std::unique_ptr<DeviceAllocator> allocator) {
-  // Never freed: graphs may live as long as the process.
   static const absl::StatusOr<Process>* const process = new absl::StatusOr<Process>(LoadProcess());
-  static DeviceShare* const shares = new DeviceShare[kMaxDevices];
   if (!process->ok()) return process->status();
+  g_driver.store(&(*process)->driver, std::memory_order_release);  // with the acquire in FreeingScope
   if (device.index < 0 || device.index >= kMaxDevices) return absl::UnavailableError("a device of unknown number");
-  DeviceShare& share = shares[device.index];
+  DeviceShare& share = MakeShare(device.index);
+  // Modules, streams and events belong to the context that is current when they are made.
+  const torch_abi::CurrentDeviceScope current((*process)->streams, device.index);
+  const device::RelaxedCaptureMode relaxed((*process)->driver);
   const absl::StatusOr<Kernels> kernels = share.Kernels((*process)->driver);
   if (!kernels.ok()) return kernels.status();
-  return Create((*process)->driver, (*process)->streams, device, share.shelf, std::move(allocator), *kernels);
+  return Create((*process)->driver, (*process)->streams, device, std::move(allocator),
+                {share.shelf, share.budget, share.health, *kernels});
+}
+
+FreeingScope::FreeingScope() {
+  if (const device::DriverApi* driver = g_driver.load(std::memory_order_acquire)) relaxed_.emplace(*driver);
+}
+
+GraphBudget* GraphArena::BudgetOf(int device_index) {
+  DeviceShare* share = FindShare(device_index);
+  return share == nullptr ? nullptr : &share->budget;
+}
+
+DeviceHealth* GraphArena::HealthOf(int device_index) {
+  DeviceShare* share = FindShare(device_index);
+  return share == nullptr ? nullptr : &share->health;
 }
 
 absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::DriverApi& driver,
                                                                const torch_abi::CudaStreams& streams,
-                                                               cir::Device device, StreamShelf& shelf,
+                                                               cir::Device device,
                                                                std::unique_ptr<DeviceAllocator> allocator,
-                                                               Kernels kernels) {
+                                                               const Shared& shared) {
   if (!driver.HasGraphs()) return absl::UnavailableError("the CUDA driver has no graphs; update it");
   absl::StatusOr<std::unique_ptr<AllocationPool>> pool = allocator->MakePool();
   if (!pool.ok()) return pool.status();
-  absl::StatusOr<CaptureStream> stream = shelf.Take(driver, *allocator);
+  absl::StatusOr<CaptureStream> stream = shared.shelf.Take(driver, *allocator);
   if (!stream.ok()) return stream.status();
   absl::StatusOr<device::Event> done = device::Event::Create(driver);
   if (!done.ok()) return done.status();
-  return std::shared_ptr<GraphArena>(new GraphArena(driver, streams, device, shelf, std::move(allocator),
-                                                    *std::move(pool), *std::move(stream), *std::move(done), kernels));
+  return std::shared_ptr<GraphArena>(new GraphArena(driver, streams, device, std::move(allocator), *std::move(pool),
+                                                    *std::move(stream), *std::move(done), shared));
 }
 
 GraphArena::~GraphArena() {
   WaitUntilIdle();
-  shelf_.PutBack(std::move(capture_stream_));
+  shared_.shelf.PutBack(std::move(capture_stream_));
 }
 
 void GraphArena::WaitUntilIdle() {
   const absl::MutexLock lock(&mutex_);
+  // Models die at any time, in a capture of the program's own too.
+  const device::RelaxedCaptureMode relaxed(driver_);
   // After a device error there is nothing left to wait for.
-  if (used_) (void)done_.Synchronize();
+  if (used_) shared_.health.Note(done_.Synchronize());
+}
+
+absl::Status GraphArena::Measure() {
+  const absl::StatusOr<uint64_t> pool = pool_->ReservedBytes();
+  if (!pool.ok()) return pool.status();
+  const absl::StatusOr<uint64_t> workspaces = capture_stream_.workspaces->ReservedBytes();
+  if (!workspaces.ok()) return workspaces.status();
+  account_.Set(*pool, *workspaces);
+  return absl::OkStatus();
+}
+
+bool GraphArena::IsInUseByThisThread() { return t_num_uses != 0; }
+
+GraphArena::Use::Use(GraphArena& arena, device::StreamHandle stream)
+    : arena_(arena), stream_(stream), lock_(&arena.mutex_) {
+  ++t_num_uses;
 }
 
 absl::Status GraphArena::Use::Begin() {
   arena_.mutex_.AssertHeld();
+  if (!arena_.shared_.health.ok()) return arena_.shared_.health.status();
   if (!arena_.broken_.ok()) return arena_.broken_;
   if (arena_.used_ && arena_.last_stream_ != stream_) {
     if (absl::Status s = arena_.done_.MakeWait(stream_); !s.ok()) return s;
@@ -118,11 +179,15 @@ absl::Status GraphArena::Use::Begin() {
 }
 
 GraphArena::Use::~Use() {
+  --t_num_uses;
   if (!begun_) return;
   arena_.mutex_.AssertHeld();
   arena_.used_ = true;
   arena_.last_stream_ = stream_;
-  if (absl::Status s = arena_.done_.Record(stream_); !s.ok()) arena_.broken_ = s;
+  if (absl::Status s = arena_.done_.Record(stream_); !s.ok()) {
+    arena_.broken_ = s;
+    arena_.shared_.health.Note(s);
+  }
 }
 
 }  // namespace cuvil::scheduler

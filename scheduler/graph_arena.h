@@ -8,7 +8,9 @@
 // Errors:    Create: Unavailable as the driver says
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,15 +19,22 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "jit/cir/tensor_type.h"
+#include "memory/device/capture_mode.h"
 #include "memory/device/copy_kernel.h"
 #include "memory/device/cuda_graph.h"
 #include "memory/device/driver_api.h"
 #include "memory/device/fill_kernel.h"
+#include "scheduler/device_health.h"
+#include "scheduler/graph_budget.h"
 #include "scheduler/torch/cuda_streams.h"
 
 namespace cuvil::scheduler {
 
 // What the scheduler asks of whoever can talk to torch's allocator.
+//
+// Memory of a pool that dies becomes a cache of torch's, which goes back to the device when torch is asked to empty its
+// caches or runs short. To insist on it then and there could end the process: torch refuses, in a destructor, while
+// anybody captures.
 //
 // Threads:   Enter and Leave concern the calling thread's allocations only; GIL not held.
 class AllocationPool {
@@ -35,6 +44,8 @@ class AllocationPool {
   // by the pool alone.
   virtual absl::Status Enter() = 0;
   virtual void Leave() = 0;
+  // What it has of the device, in use or not.
+  virtual absl::StatusOr<uint64_t> ReservedBytes() = 0;
 };
 
 class DeviceAllocator {
@@ -43,6 +54,7 @@ class DeviceAllocator {
   virtual absl::StatusOr<std::unique_ptr<AllocationPool>> MakePool() = 0;
   // Makes what torch keeps for the calling thread's library handles and its current stream: workspaces of cuBLAS.
   virtual absl::Status MakeWorkspaces() = 0;
+  virtual absl::StatusOr<DeviceRoom> Room() = 0;
 };
 
 // Uses a pool for as long as it lives.
@@ -84,22 +96,41 @@ class StreamShelf {
   std::vector<CaptureStream> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Lets the calling thread give device memory back while other threads capture. Nothing before the first arena.
+class FreeingScope {
+ public:
+  FreeingScope();
+
+ private:
+  std::optional<device::RelaxedCaptureMode> relaxed_;
+};
+
 class GraphArena {
  public:
   // On the driver and the torch of this process, which are found at first use.
   static absl::StatusOr<std::shared_ptr<GraphArena>> CreateForProcess(cir::Device device,
                                                                       std::unique_ptr<DeviceAllocator> allocator);
+  // Of the process's devices by number: null for one that no graph was ever wanted for.
+  static constexpr int kMaxDevices = 64;
+  static GraphBudget* BudgetOf(int device_index);
+  static DeviceHealth* HealthOf(int device_index);
   // Kernels of ours in the device's context.
   struct Kernels {
     const device::CopyKernel* copy = nullptr;
     const device::FillKernel* fill = nullptr;  // may be null: memset nodes then stay
   };
-  // `driver`, `streams`, `shelf` and the kernels are borrowed for good.
+  // What the arenas of one device share.
+  struct Shared {
+    StreamShelf& shelf;
+    GraphBudget& budget;
+    DeviceHealth& health;
+    Kernels kernels;
+  };
+  // `driver`, `streams` and what is shared are borrowed for good. The device is current.
   static absl::StatusOr<std::shared_ptr<GraphArena>> Create(const device::DriverApi& driver,
                                                             const torch_abi::CudaStreams& streams, cir::Device device,
-                                                            StreamShelf& shelf,
                                                             std::unique_ptr<DeviceAllocator> allocator,
-                                                            Kernels kernels);
+                                                            const Shared& shared);
   // Waits for the last work.
   ~GraphArena();
 
@@ -110,12 +141,21 @@ class GraphArena {
   AllocationPool& pool() { return *pool_; }
   DeviceAllocator& allocator() { return *allocator_; }
   cir::Device device() const { return device_; }
-  const Kernels& kernels() const { return kernels_; }
+  const Kernels& kernels() const { return shared_.kernels; }
+  GraphBudget& budget() { return shared_.budget; }
+  GraphBudget::Account& account() { return account_; }
+  DeviceHealth& health() { return shared_.health; }
+
+  // Asks the pools what they have and puts it on the account. Takes the GIL: not while the arena is in use.
+  absl::Status Measure();
+
+  // Whether the calling thread is in a Use, of whichever arena: it cannot wait for one then.
+  static bool IsInUseByThisThread();
 
   // One use on one stream, ordered behind all that came before.
   class Use {
    public:
-    Use(GraphArena& arena, device::StreamHandle stream) : arena_(arena), stream_(stream), lock_(&arena.mutex_) {}
+    Use(GraphArena& arena, device::StreamHandle stream);
     // The stream waits for the last use; before any work is queued.
     absl::Status Begin();
     // Marks the end of what was queued; also after an error.
@@ -135,27 +175,27 @@ class GraphArena {
 
  private:
   GraphArena(const device::DriverApi& driver, const torch_abi::CudaStreams& streams, cir::Device device,
-             StreamShelf& shelf, std::unique_ptr<DeviceAllocator> allocator, std::unique_ptr<AllocationPool> pool,
-             CaptureStream stream, device::Event done, Kernels kernels)
+             std::unique_ptr<DeviceAllocator> allocator, std::unique_ptr<AllocationPool> pool, CaptureStream stream,
+             device::Event done, const Shared& shared)
       : driver_(driver),
         streams_(streams),
         device_(device),
-        shelf_(shelf),
+        shared_(shared),
         allocator_(std::move(allocator)),
         pool_(std::move(pool)),
         capture_stream_(std::move(stream)),
         done_(std::move(done)),
-        kernels_(kernels) {}
+        account_(shared.budget) {}
 
   const device::DriverApi& driver_;
   const torch_abi::CudaStreams& streams_;
   const cir::Device device_;
-  StreamShelf& shelf_;
+  const Shared shared_;
   const std::unique_ptr<DeviceAllocator> allocator_;
   const std::unique_ptr<AllocationPool> pool_;
   CaptureStream capture_stream_;
   const device::Event done_;
-  const Kernels kernels_;
+  GraphBudget::Account account_;
 
   absl::Mutex mutex_;
   device::StreamHandle last_stream_ ABSL_GUARDED_BY(mutex_) = nullptr;

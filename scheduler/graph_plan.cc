@@ -1,6 +1,7 @@
 #include "scheduler/graph_plan.h"
 
 #include <cstdint>
+#include <set>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -48,15 +49,42 @@ absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::
   if (absl::Status s = CheckCapturable(*parts.body, arena->device()); !s.ok()) return s;
   auto plan = std::unique_ptr<GraphPlan>(new GraphPlan(std::move(arena)));
   plan->parts_ = std::move(parts);
+  const GraphArena& home = *plan->arena_;
+  const torch_abi::CurrentDeviceScope current(home.streams(), home.device().index);
+  absl::StatusOr<device::StreamHandle> stream = home.streams().Current(home.device().index);
+  if (!stream.ok()) return stream.status();
+  // What a capture of ours allocates would end one of the program's own.
+  if (device::IsCapturing(home.driver(), *stream)) {
+    return absl::FailedPreconditionError("the current stream is being captured");
+  }
   const uint64_t start_ns = MonotonicNs();
   absl::Status status = plan->Capture(inputs, captured);
+  plan->arena_->health().Note(status);
   if (!status.ok()) return status;
   plan->capture_ns_ = MonotonicNs() - start_ns;
+  plan->entry_.emplace(plan->arena_->account(), plan->CountOwnBytes());
   return plan;
 }
 
 // Memory must not go back while a launch may still use it.
 GraphPlan::~GraphPlan() { arena_->WaitUntilIdle(); }
+
+uint64_t GraphPlan::EstimateBytes(const ExecutionPlan& body) {
+  uint64_t bytes = body.memory_plan().high_water_bytes;
+  for (const cir::ValueId id : body.graph().inputs) bytes += SpanBytes(body.graph().value(id).type);
+  return bytes;
+}
+
+uint64_t GraphPlan::CountOwnBytes() const {
+  uint64_t bytes = input_copy_bytes_;
+  std::set<uint64_t> counted;
+  const cir::Graph& program = parts_.body->graph();
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    if (!counted.insert(AddressOf(kept_[i].ref())).second) continue;
+    bytes += SpanBytes(program.value(program.outputs[i]).type);
+  }
+  return bytes;
+}
 
 uint64_t GraphPlan::AddressOf(TensorRef tensor) const {
   void* data = nullptr;
@@ -193,7 +221,15 @@ absl::Status GraphPlan::LaunchOther(const device::ExecutableGraph& executable, a
 
 absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured,
                             std::vector<OwnedTensor>* outputs, const Watch* watch) {
+  const absl::Status status = Queue(inputs, captured, outputs, watch);
+  if (!status.ok()) arena_->health().Note(status);
+  return status;
+}
+
+absl::Status GraphPlan::Queue(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured,
+                              std::vector<OwnedTensor>* outputs, const Watch* watch) {
   if (inputs.size() != inputs_.size()) return absl::InvalidArgumentError("another number of inputs than the plan has");
+  const torch_abi::CurrentDeviceScope current(arena_->streams(), arena_->device().index);
   absl::StatusOr<device::StreamHandle> stream = arena_->streams().Current(arena_->device().index);
   if (!stream.ok()) return stream.status();
   // The legacy default stream, which is torch's own, cannot be captured (CUDA Programming Guide, stream capture).
@@ -230,6 +266,8 @@ absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const
     if (absl::Status s = Redirect(*executable_, &copies_out_, targets, false); !s.ok()) return s;
     if (absl::Status s = executable_->Launch(*stream); !s.ok()) return s;
   }
+  entry_->Touch(CoarseNs());
+  num_launches_.store(num_launches() + 1, std::memory_order_relaxed);  // under the arena's lock
   return PlanExecutor::Run(*parts_.tail, inputs, tail_captured, outputs, nullptr,
                            watch == nullptr ? nullptr : watch->tail);
 }

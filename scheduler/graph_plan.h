@@ -9,11 +9,16 @@
 // Ownership: the graph and the copies of inputs; shares the arena.
 // Errors:    Create: Unimplemented       the program cannot be one graph; the message says why
 //                    Unavailable         the driver or torch refused; the operators one by one may still work
+//                    ResourceExhausted   no memory; there may be some when graphs are given up
+//                    DataLoss            as for Run
 //            Run:    FailedPrecondition  the current stream is being captured by somebody else
-//                    Unavailable         a device error; nothing is to be expected of this device any more
+//                    Unavailable         the driver refused
+//                    ResourceExhausted   no memory for the outputs
+//                    DataLoss            a device error; nothing is to be expected of this device any more
 //                    Aborted, Internal   as PlanExecutor, of the tail
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -74,6 +79,14 @@ class GraphPlan {
   absl::Span<const Node> nodes() const { return nodes_; }
   const device::GraphNodeCounts& node_counts() const { return counts_; }
   uint64_t capture_ns() const { return capture_ns_; }
+  uint64_t num_launches() const { return num_launches_.load(std::memory_order_relaxed); }
+  // Copies of inputs and kept results; intermediate results are the arena's.
+  uint64_t own_bytes() const { return entry_->own_bytes(); }
+  // What a capture of this program is thought to need of the device, before it is known.
+  static uint64_t EstimateBytes(const ExecutionPlan& body);
+  // From now on the graph may be given up for another.
+  void SetHolder(GraphBudget::Holder* holder) { entry_->SetHolder(holder); }
+  GraphArena& arena() const { return *arena_; }
   size_t input_copy_bytes() const { return input_copy_bytes_; }
 
  private:
@@ -86,6 +99,8 @@ class GraphPlan {
   explicit GraphPlan(std::shared_ptr<GraphArena> arena) : arena_(std::move(arena)) {}
   absl::Status Capture(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured);
   absl::Status CaptureCopies(CopyNodes* copies, uint32_t step, device::StreamCapture* capture);
+  absl::Status Queue(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
+                     std::vector<torch_abi::OwnedTensor>* outputs, const Watch* watch);
   absl::StatusOr<torch_abi::OwnedTensor> MakeTensor(const cir::TensorType& type) const;
   // Has the nodes of an executable, whose copies are `copies`, copy from, or to, these addresses.
   absl::Status Redirect(const device::ExecutableGraph& executable, CopyNodes* copies,
@@ -94,8 +109,11 @@ class GraphPlan {
   absl::Status LaunchOther(const device::ExecutableGraph& executable, absl::Span<const uint64_t> sources,
                            absl::Span<const uint64_t> targets, device::StreamHandle stream);
   uint64_t AddressOf(torch_abi::TensorRef tensor) const;
+  uint64_t CountOwnBytes() const;
 
   const std::shared_ptr<GraphArena> arena_;
+  std::optional<GraphBudget::Entry> entry_;  // once there is a graph
+  std::atomic<uint64_t> num_launches_{0};    // relaxed: a statistic
   Parts parts_;
   std::vector<torch_abi::OwnedTensor> inputs_;  // the memory that the graph reads
   std::vector<const void*> captured_data_;

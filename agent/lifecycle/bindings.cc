@@ -10,6 +10,7 @@
 #include "agent/lifecycle/captured_plan.h"
 #include "agent/lifecycle/explain.h"
 #include "agent/lifecycle/fault_injection.h"
+#include "agent/lifecycle/graph_memory.h"
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/plan_entry.h"
 #include "agent/lifecycle/profiler.h"
@@ -70,6 +71,7 @@ PyObject* EnabledBinding(PyObject*, PyObject*) noexcept {
 PyObject* ResetBinding(PyObject*, PyObject*) noexcept {
   return Boundary([] {
     TheLifecycle().Reset();
+    EmptyCachesOfGraphs();
     return None();
   });
 }

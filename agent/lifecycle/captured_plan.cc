@@ -138,8 +138,10 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
     AssertGilHeld();
     const GilRelease no_gil;
     OperatorSteps python_steps(*LoadedApi());
+    const uint64_t begin_ns = graph_ != nullptr ? graph_->BeginOperators() : 0;
     status = scheduler::PlanExecutor::Run(*plan_, inputs, captured, &outputs, &python_steps,
                                           steps ? steps->observer() : nullptr);
+    if (begin_ns != 0) graph_->EndOperators(begin_ns);
   }
   if (status.ok() && FaultInjected(FaultPoint::kRun)) status = absl::AbortedError("injected fault: run");
   // Whatever an operator says, eager will say it better. An interruption is not about the operator.

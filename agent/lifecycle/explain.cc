@@ -5,6 +5,8 @@
 
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/record.h"
+#include "scheduler/graph_arena.h"
+#include "scheduler/graph_budget.h"
 
 namespace cuvil::agent {
 namespace {
@@ -137,6 +139,23 @@ OwnedRef DescribeStatistics() {
   for (const ModuleState* state : lifecycle.modules.States()) num_plans += state->plans.size();
   record.Set("modules", static_cast<uint64_t>(lifecycle.modules.size()));
   record.Set("plans", num_plans);
+  // Of all GPUs.
+  scheduler::GraphBudget::Usage graphs;
+  for (int device = 0; device < scheduler::GraphArena::kMaxDevices; ++device) {
+    const scheduler::GraphBudget* budget = scheduler::GraphArena::BudgetOf(device);
+    if (budget == nullptr) continue;
+    const scheduler::GraphBudget::Usage usage = budget->usage();
+    graphs.limit_bytes += usage.limit_bytes;
+    graphs.pool_bytes += usage.pool_bytes;
+    graphs.workspace_bytes += usage.workspace_bytes;
+    graphs.cached_bytes += usage.cached_bytes;
+    graphs.num_graphs += usage.num_graphs;
+  }
+  record.Set("graphs", graphs.num_graphs);
+  record.Set("graph_bytes", graphs.pool_bytes);
+  record.Set("graph_workspace_bytes", graphs.workspace_bytes);
+  record.Set("graph_cached_bytes", graphs.cached_bytes);
+  record.Set("graph_budget_bytes", graphs.limit_bytes);
   return record.Take();
 }
 

@@ -1,16 +1,21 @@
 #include "agent/lifecycle/graph_runner.h"
 
+#include <algorithm>
 #include <set>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "agent/cuda_memory_pool.h"
 #include "agent/dispatch_keys.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/captured_plan.h"
+#include "agent/lifecycle/graph_memory.h"
+#include "agent/lifecycle/lifecycle.h"
+#include "agent/lifecycle/log.h"
+#include "agent/lifecycle/preparation.h"
 #include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
+#include "scheduler/device_health.h"
 #include "scheduler/graph_arena.h"
 #include "scheduler/graph_split.h"
 
@@ -20,19 +25,8 @@ namespace {
 using scheduler::GraphArena;
 using scheduler::GraphPlan;
 
-// The arena of each module's plans, by the module's address; it lives as long as one of them. GIL held.
-absl::StatusOr<std::shared_ptr<GraphArena>> ArenaOf(PyObject* module, cir::Device device) {
-  static ProcessLifetime<std::unordered_map<PyObject*, std::weak_ptr<GraphArena>>> arenas;
-  if (const auto found = arenas->find(module); found != arenas->end()) {
-    std::shared_ptr<GraphArena> arena = found->second.lock();
-    if (arena != nullptr && arena->device() == device) return arena;
-  }
-  std::erase_if(*arenas, [](const auto& entry) { return entry.second.expired(); });
-  absl::StatusOr<std::shared_ptr<GraphArena>> arena =
-      GraphArena::CreateForProcess(device, std::make_unique<TorchCudaAllocator>(device.index));
-  if (arena.ok()) (*arenas)[module] = *arena;
-  return arena;
-}
+// Of a program whose capture has not been tried: on an H200 captures take 3 to 20 ms.
+constexpr uint64_t kTypicalCaptureNs = 20'000'000;
 
 // Outputs of the body that are views of memory which no operator of the program shows. GIL held.
 std::set<cir::ValueId> HiddenViews(const GraphPlan& plan) {
@@ -61,18 +55,23 @@ std::unique_ptr<GraphRunner> GraphRunner::Create(std::shared_ptr<Capture> captur
 }
 
 GraphRunner::~GraphRunner() {
+  if (scheduler::GraphBudget* budget = GraphArena::BudgetOf(device_.index)) budget->Forget(this);
   std::shared_ptr<GraphPlan> graph;
   {
     const absl::MutexLock lock(&mutex_);
     graph = std::move(graph_);
   }
   if (graph == nullptr) return;
-  if (!Py_IsInitialized()) {
+  if (!Py_IsInitialized() || TheLifecycle().exiting.load(std::memory_order_relaxed)) {
     // At the end of the process the driver may be gone already.
     static ProcessLifetime<std::vector<std::shared_ptr<GraphPlan>>> left_behind;
     left_behind->push_back(std::move(graph));
     return;
   }
+  // It waits for whoever uses the arena, who may be waiting for the GIL.
+  AssertGilHeld();
+  const GilRelease no_gil;
+  graph.reset();
 }
 
 void GraphRunner::GiveUp(std::string reason) {
@@ -107,31 +106,125 @@ absl::Status GraphRunner::Divide(const std::set<cir::ValueId>& hidden_views) {
   return absl::OkStatus();
 }
 
+std::shared_ptr<void> GraphRunner::GiveUpGraph() {
+  const absl::MutexLock lock(&mutex_);
+  if (graph_ == nullptr) return nullptr;
+  credit_.GivenUp(graph_->capture_ns(), graph_->num_launches());
+  waiting_.store(true, std::memory_order_relaxed);
+  ++num_given_up_;
+  reason_ = "its memory was wanted for other graphs or by torch";
+  Count(TheLifecycle().statistics.graphs_given_up);
+  return std::move(graph_);
+}
+
+void GraphRunner::WaitForMemory(std::string reason, uint64_t capture_ns) {
+  const absl::MutexLock lock(&mutex_);
+  credit_.GivenUp(capture_ns, 0);
+  waiting_.store(true, std::memory_order_relaxed);
+  reason_ = std::move(reason);
+}
+
+uint64_t GraphRunner::BeginOperators() const { return waiting_.load(std::memory_order_relaxed) ? MonotonicNs() : 0; }
+
+void GraphRunner::EndOperators(uint64_t begin_ns) {
+  if (begin_ns == 0) return;
+  const uint64_t duration_ns = MonotonicNs() - begin_ns;
+  const absl::MutexLock lock(&mutex_);
+  credit_.Ran(duration_ns);
+}
+
+void GraphRunner::ReportDeviceError(PyObject* module) {
+  scheduler::DeviceHealth* health = GraphArena::HealthOf(device_.index);
+  if (health == nullptr || !health->TakeReport()) return;
+  Count(TheLifecycle().statistics.device_errors);
+  const std::string error(health->status().message());
+  std::string steps = "no steps";
+  if (parts_.body != nullptr && !parts_.body->steps().empty()) {
+    const auto& steps_of_body = parts_.body->steps();
+    steps =
+        absl::StrCat("steps 0 to ", steps_of_body.size() - 1, ", ", parts_.body->DescribeOp(steps_of_body.front().op),
+                     " to ", parts_.body->DescribeOp(steps_of_body.back().op));
+  }
+  Log(LogLevel::kWarning, "",
+      absl::StrCat("cuda:", int{device_.index}, " is beyond use: ", error, ", noticed by the plan of ",
+                   ModuleName(module), " (", steps,
+                   "); kernels fail later than they are launched, so it may have been ",
+                   "an earlier one. Calls on this device run as CPython would from now on."));
+}
+
+absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureInRoom(PyObject* module,
+                                                                      absl::Span<const torch_abi::TensorRef> inputs,
+                                                                      absl::Span<const torch_abi::TensorRef> captured) {
+  const uint64_t need_bytes = need_bytes_ != 0 ? need_bytes_ : GraphPlan::EstimateBytes(*parts_.body);
+  absl::StatusOr<GraphRoom> room = MakeGraphRoom(module, device_, need_bytes);
+  if (!room.ok()) return room.status();
+  (void)TakeOutOfMemory();
+  absl::StatusOr<std::shared_ptr<GraphPlan>> plan = [&]() -> absl::StatusOr<std::shared_ptr<GraphPlan>> {
+    AssertGilHeld();
+    const GilRelease no_gil;
+    absl::StatusOr<std::unique_ptr<GraphPlan>> made = GraphPlan::Create(parts_, inputs, captured, room->arena);
+    if (!made.ok()) return made.status();
+    return std::shared_ptr<GraphPlan>(*std::move(made));
+  }();
+  Count(TheLifecycle().statistics.graph_captures);
+  absl::Status status = plan.status();
+  if (TakeOutOfMemory() && !status.ok()) status = absl::ResourceExhaustedError(status.message());
+  if (absl::IsResourceExhausted(status)) GiveUpGraphs(device_.index);
+  if (status.ok()) {
+    status = SettleGraphRoom(module, &*room);
+    if (room->is_first) need_bytes_ = room->arena->account().pool_bytes();
+    // Alone in its arena, and too big all the same.
+    if (!status.ok() && room->is_first) status = absl::UnimplementedError(status.message());
+  }
+  {
+    AssertGilHeld();
+    const GilRelease no_gil;
+    room->reservation = {};
+    if (!status.ok()) plan = status;
+    room->arena.reset();
+  }
+  if (!status.ok()) KeepGraphLimit(device_.index);
+  return plan;
+}
+
 absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureAnew(PyObject* module,
                                                                     absl::Span<const torch_abi::TensorRef> inputs,
                                                                     absl::Span<const torch_abi::TensorRef> captured) {
-  absl::StatusOr<std::shared_ptr<GraphArena>> arena = ArenaOf(module, device_);
-  if (!arena.ok()) return arena.status();
-  const auto create = [&]() -> absl::StatusOr<std::shared_ptr<GraphPlan>> {
-    AssertGilHeld();
-    const GilRelease no_gil;
-    absl::StatusOr<std::unique_ptr<GraphPlan>> plan = GraphPlan::Create(parts_, inputs, captured, *arena);
-    if (!plan.ok()) return plan.status();
-    return std::shared_ptr<GraphPlan>(*std::move(plan));
-  };
-  absl::StatusOr<std::shared_ptr<GraphPlan>> plan = create();
+  absl::StatusOr<std::shared_ptr<GraphPlan>> plan = CaptureInRoom(module, inputs, captured);
   if (!plan.ok()) return plan;
   const std::set<cir::ValueId> hidden_views = HiddenViews(**plan);
   if (hidden_views.empty()) return plan;
   if (absl::Status s = Divide(hidden_views); !s.ok()) return s;
-  return create();
+  {
+    AssertGilHeld();
+    const GilRelease no_gil;
+    plan->reset();
+  }
+  need_bytes_ = 0;
+  return CaptureInRoom(module, inputs, captured);
+}
+
+absl::Status GraphRunner::AfterFailure(PyObject* module, absl::Status status) {
+  if (TakeOutOfMemory() || absl::IsResourceExhausted(status)) {
+    // Eager is about to need what the graphs have.
+    GiveUpGraphs(device_.index);
+    return absl::AbortedError(status.message());
+  }
+  if (absl::IsDataLoss(status)) {
+    ReportDeviceError(module);
+    return absl::FailedPreconditionError(status.message());
+  }
+  if (absl::IsUnavailable(status)) GiveUp(std::string(status.message()));
+  return status;
 }
 
 absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_abi::TensorRef> inputs,
                                       absl::Span<const torch_abi::TensorRef> captured,
                                       std::vector<torch_abi::OwnedTensor>* outputs, GraphRecorder* recorder) {
-  // A graph belongs to one device's context. Operators find their tensors' device themselves.
-  if (CudaState::CurrentDevice() != device_.index) return false;
+  if (const scheduler::DeviceHealth* health = GraphArena::HealthOf(device_.index); health != nullptr && !health->ok()) {
+    ReportDeviceError(module);
+    return absl::FailedPreconditionError("the device is beyond use");
+  }
   CudaState state = CudaState::Read();
   std::shared_ptr<GraphPlan> graph;
   {
@@ -141,11 +234,13 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
       graph = graph_;
     } else {
       if (capturing_) return false;
+      const bool is_again = graph_ == nullptr && waiting_.load(std::memory_order_relaxed);
+      if (is_again && !credit_.IsWorthIt()) return false;
       // Ours would allocate, which ends a capture of the program's own.
       if (CudaState::StreamIsCapturing()) {
         return absl::FailedPreconditionError("the current stream is being captured");
       }
-      if (++num_captures_ > kMaxCaptures) {
+      if (!is_again && ++num_captures_ > kMaxCaptures) {
         gave_up_ = true;
         reason_ = "weights or torch's CUDA switches keep changing";
         return false;
@@ -154,50 +249,82 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
     }
   }
   if (graph == nullptr) {
+    const uint64_t start_ns = MonotonicNs();
     absl::StatusOr<std::shared_ptr<GraphPlan>> made = CaptureAnew(module, inputs, captured);
+    const uint64_t capture_ns = MonotonicNs() - start_ns;
     std::shared_ptr<GraphPlan> replaced;  // freed without the lock
     {
       const absl::MutexLock lock(&mutex_);
       capturing_ = false;
-      if (!made.ok()) {
-        gave_up_ = true;
-        reason_ = std::string(made.status().message());
-        return false;
+      if (made.ok()) {
+        graph = *std::move(made);
+        replaced = std::exchange(graph_, graph);
+        state_ = std::move(state);
+        waiting_.store(false, std::memory_order_relaxed);
+        reason_.clear();
       }
-      graph = *made;
-      replaced = std::exchange(graph_, *std::move(made));
-      state_ = std::move(state);
     }
+    if (graph == nullptr) {
+      const std::string reason(made.status().message());
+      if (absl::IsFailedPrecondition(made.status())) return made.status();
+      if (absl::IsDataLoss(made.status())) return AfterFailure(module, made.status());
+      if (absl::IsResourceExhausted(made.status())) {
+        WaitForMemory(reason, std::max(capture_ns, kTypicalCaptureNs));
+      } else {
+        GiveUp(reason);
+      }
+      return false;
+    }
+    graph->SetHolder(this);
     AssertGilHeld();
     const GilRelease no_gil;
+    if (replaced != nullptr) replaced->SetHolder(nullptr);
     replaced.reset();
   }
-  AssertGilHeld();
-  const GilRelease no_gil;
-  const scheduler::GraphPlan::Watch* watch = recorder == nullptr ? nullptr : recorder->Begin(graph);
-  const absl::Status s = graph->Run(inputs, captured, outputs, watch);
-  if (recorder != nullptr) recorder->End();
-  if (!s.ok()) {
-    if (absl::IsUnavailable(s)) GiveUp(absl::StrCat("device error: ", s.message()));
-    return s;
-  }
+  const absl::Status status = [&] {
+    AssertGilHeld();
+    const GilRelease no_gil;
+    (void)TakeOutOfMemory();  // of the program's own
+    const scheduler::GraphPlan::Watch* watch = recorder == nullptr ? nullptr : recorder->Begin(graph);
+    absl::Status ran = graph->Run(inputs, captured, outputs, watch);
+    if (recorder != nullptr) recorder->End();
+    graph.reset();  // it may have been given up meanwhile
+    return ran;
+  }();
+  if (!status.ok()) return AfterFailure(module, status);
   return true;
 }
 
 void GraphRunner::Describe(Record* record) const {
-  const absl::MutexLock lock(&mutex_);
   Record graph;
-  graph.SetBool("captured", graph_ != nullptr && !gave_up_);
-  graph.Set("reason", reason_);
-  if (graph_ != nullptr) {
-    const auto& counts = graph_->node_counts();
+  std::shared_ptr<GraphPlan> plan;
+  {
+    const absl::MutexLock lock(&mutex_);
+    plan = gave_up_ ? nullptr : graph_;
+    graph.SetBool("captured", plan != nullptr);
+    graph.Set("reason", reason_);
+    graph.Set("captures", uint64_t{num_captures_});
+    graph.Set("given_up", num_given_up_);
+    graph.SetBool("waits_for_memory", waiting_.load(std::memory_order_relaxed));
+  }
+  if (plan != nullptr) {
+    const auto& counts = plan->node_counts();
     graph.Set("kernels", uint64_t{counts.kernels});
     graph.Set("copies", uint64_t{counts.copies});
     graph.Set("memsets", uint64_t{counts.memsets});
     graph.Set("other_nodes", uint64_t{counts.others});
-    graph.Set("capture_ns", graph_->capture_ns());
-    graph.Set("input_copy_bytes", static_cast<uint64_t>(graph_->input_copy_bytes()));
-    graph.Set("captures", uint64_t{num_captures_});
+    graph.Set("capture_ns", plan->capture_ns());
+    graph.Set("input_copy_bytes", static_cast<uint64_t>(plan->input_copy_bytes()));
+    graph.Set("own_bytes", plan->own_bytes());
+    // The budget's lock is taken before a runner's, never after.
+    const scheduler::GraphBudget::Usage usage = plan->arena().budget().usage();
+    graph.Set("pool_bytes", plan->arena().account().pool_bytes());
+    graph.Set("budget_bytes", usage.limit_bytes);
+    graph.Set("budget_used_bytes", usage.used_bytes());
+    graph.Set("launches", plan->num_launches());
+    AssertGilHeld();
+    const GilRelease no_gil;
+    plan.reset();  // it may have been given up meanwhile
   }
   record->Set("cuda_graph", graph.Take());
 }

@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -16,6 +17,8 @@
 #include "agent/cuda_state.h"
 #include "agent/lifecycle/graph_recorder.h"
 #include "agent/lifecycle/record.h"
+#include "scheduler/capture_credit.h"
+#include "scheduler/graph_budget.h"
 #include "scheduler/graph_plan.h"
 
 namespace cuvil::agent {
@@ -26,12 +29,17 @@ namespace cuvil::agent {
 // serve. It is captured again when weights have moved or torch's CUDA switches have changed, a few times; after that,
 // and whenever the program cannot be a graph, its operators run one by one.
 //
-// Threads: Create with the GIL held, Build without; Run with it (it is released while work is queued).
-class GraphRunner {
+// Its memory is counted against the device's budget (scheduler/graph_budget.h). A graph that is given up for another,
+// or that finds no memory, is captured again when that is worth it (scheduler/capture_credit.h); until then, too, the
+// operators run one by one.
+//
+// Threads: Create with the GIL held, Build without; Run with it (it is released while work is queued, and while graphs
+//          die).
+class GraphRunner final : private scheduler::GraphBudget::Holder {
  public:
   // Null for a program without a GPU.
   static std::unique_ptr<GraphRunner> Create(std::shared_ptr<Capture> capture);
-  ~GraphRunner();
+  ~GraphRunner() override;
 
   // Divides the program and makes plans of its parts. What cannot be a graph is no error: reason() says why.
   void Build(const std::shared_ptr<const torch_abi::TorchApi>& api);
@@ -39,10 +47,14 @@ class GraphRunner {
   // True iff the graph has answered; `outputs` are its results. False with OK: run the operators one by one. `recorder`
   // is null but during a profile.
   //
-  // Errors: as GraphPlan::Run
+  // Errors: as GraphPlan::Run, but FailedPrecondition for all calls once the device is beyond use
   absl::StatusOr<bool> Run(PyObject* module, absl::Span<const torch_abi::TensorRef> inputs,
                            absl::Span<const torch_abi::TensorRef> captured,
                            std::vector<torch_abi::OwnedTensor>* outputs, GraphRecorder* recorder = nullptr);
+
+  // For runs operator by operator in its place: the time they begin, or 0 if nobody wants to know how long they take.
+  uint64_t BeginOperators() const;
+  void EndOperators(uint64_t begin_ns);
 
   // Why there is no graph; empty if there is one or none has been tried.
   std::string reason() const;
@@ -55,8 +67,16 @@ class GraphRunner {
   explicit GraphRunner(std::shared_ptr<Capture> capture, cir::Device device)
       : capture_(std::move(capture)), device_(device) {}
   void GiveUp(std::string reason);
+  std::shared_ptr<void> GiveUpGraph() override;
+  // No graph for the moment; `capture_ns` is what an attempt costs.
+  void WaitForMemory(std::string reason, uint64_t capture_ns);
+  void ReportDeviceError(PyObject* module);
+  absl::Status AfterFailure(PyObject* module, absl::Status status);
   // Plans of the program's two parts.
   absl::Status Divide(const std::set<cir::ValueId>& hidden_views);
+  absl::StatusOr<std::shared_ptr<scheduler::GraphPlan>> CaptureInRoom(PyObject* module,
+                                                                      absl::Span<const torch_abi::TensorRef> inputs,
+                                                                      absl::Span<const torch_abi::TensorRef> captured);
   absl::StatusOr<std::shared_ptr<scheduler::GraphPlan>> CaptureAnew(PyObject* module,
                                                                     absl::Span<const torch_abi::TensorRef> inputs,
                                                                     absl::Span<const torch_abi::TensorRef> captured);
@@ -65,6 +85,7 @@ class GraphRunner {
   const cir::Device device_;
   std::shared_ptr<const torch_abi::TorchApi> api_;
   scheduler::GraphPlan::Parts parts_;  // after Build: of the thread that captures
+  uint64_t need_bytes_ = 0;            // of the same; what a capture was seen to need, or 0
 
   mutable absl::Mutex mutex_;  // nothing is called under it
   std::shared_ptr<scheduler::GraphPlan> graph_ ABSL_GUARDED_BY(mutex_);
@@ -72,6 +93,10 @@ class GraphRunner {
   bool capturing_ ABSL_GUARDED_BY(mutex_) = false;
   uint32_t num_captures_ ABSL_GUARDED_BY(mutex_) = 0;
   bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
+  scheduler::CaptureCredit credit_ ABSL_GUARDED_BY(mutex_);
+  uint64_t num_given_up_ ABSL_GUARDED_BY(mutex_) = 0;
+  // There is no graph for want of memory; written under the mutex.
+  std::atomic<bool> waiting_{false};
   std::string reason_ ABSL_GUARDED_BY(mutex_);
 };
 

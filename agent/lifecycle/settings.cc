@@ -17,6 +17,27 @@ std::string Problem(const char* name, std::string_view value, const char* expect
   return absl::StrCat(name, "=", std::string(value), " is ignored: expected ", expected);
 }
 
+// "0.1" is a share, "512M" and "536870912" are bytes.
+bool ParseGraphMemory(std::string_view value, GraphMemorySetting* setting) {
+  const char* const end = value.data() + value.size();
+  if (value.find('.') != std::string_view::npos) {
+    double share = 0;
+    const auto [rest, error] = std::from_chars(value.data(), end, share);
+    if (error != std::errc() || rest != end || !(share >= 0 && share <= 1)) return false;
+    setting->share = share;
+    return true;
+  }
+  uint64_t bytes = 0;
+  const auto [rest, error] = std::from_chars(value.data(), end, bytes);
+  if (error != std::errc()) return false;
+  const std::string_view unit(rest, static_cast<size_t>(end - rest));
+  const int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (shift < 0 || bytes > (~uint64_t{0} >> shift)) return false;
+  setting->bytes = bytes << shift;
+  setting->is_bytes = true;
+  return true;
+}
+
 }  // namespace
 
 Settings Settings::From(const char* (*lookup)(const char* name)) {
@@ -57,6 +78,12 @@ Settings Settings::From(const char* (*lookup)(const char* name)) {
     } else {
       settings.problems.push_back(Problem("CUVIL_PLANS", value, "a number from 1 to 4096"));
     }
+  }
+
+  value = View(lookup("CUVIL_GRAPH_MEMORY"));
+  if (!value.empty() && !ParseGraphMemory(value, &settings.graph_memory)) {
+    settings.problems.push_back(
+        Problem("CUVIL_GRAPH_MEMORY", value, "bytes, such as 512M, or a share of the device's memory, such as 0.1"));
   }
 
   settings.faults = std::string(View(lookup("CUVIL_FAULT")));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,19 @@ namespace cuvil::agent {
 enum class PrepareMode { kBackground, kSync };
 enum class AdoptMode { kMeasure, kAlways };
 enum class LogLevel { kWarning, kInfo, kDebug };
+
+// How much of a GPU's memory CUDA graphs may hold: so many bytes, or a share of what the device has.
+struct GraphMemorySetting {
+  // A graph needs about what eager's activations need, which models that fit the device with a batch worth having
+  // rarely take more of than this; and eager's own caches have to fit beside it.
+  double share = 0.125;
+  uint64_t bytes = 0;
+  bool is_bytes = false;
+
+  uint64_t LimitBytes(uint64_t total_bytes) const {
+    return is_bytes ? bytes : static_cast<uint64_t>(share * static_cast<double>(total_bytes));
+  }
+};
 
 // What the environment asks for, read once per enable().
 //
@@ -21,6 +35,7 @@ struct Settings {
   LogLevel log_level = LogLevel::kWarning;         // CUVIL_LOG=info|debug
   bool disabled = false;                           // CUVIL_DISABLE=1
   size_t max_plans = 16;                           // CUVIL_PLANS, per module
+  GraphMemorySetting graph_memory;                 // CUVIL_GRAPH_MEMORY=<bytes>[K|M|G]|<share of the device>, per GPU
   std::string faults;                              // CUVIL_FAULT=point[:count],…
   std::vector<std::string> problems;
 

@@ -12,6 +12,32 @@ constexpr int kMultiprocessorCount = 16;
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 
+// CUresult values of cuda.h.
+constexpr int kOutOfMemory = 2;
+
+// The errors of which the driver's reference says that the process must be ended to use CUDA again.
+bool LosesContext(int result) {
+  switch (result) {
+    case 4:    // DEINITIALIZED
+    case 214:  // ECC_UNCORRECTABLE
+    case 220:  // NVLINK_UNCORRECTABLE
+    case 226:  // CONTAINED
+    case 700:  // ILLEGAL_ADDRESS
+    case 702:  // LAUNCH_TIMEOUT
+    case 709:  // CONTEXT_IS_DESTROYED
+    case 710:  // ASSERT
+    case 714:  // HARDWARE_STACK_ERROR
+    case 715:  // ILLEGAL_INSTRUCTION
+    case 716:  // MISALIGNED_ADDRESS
+    case 717:  // INVALID_ADDRESS_SPACE
+    case 718:  // INVALID_PC
+    case 719:  // LAUNCH_FAILED
+      return true;
+    default:
+      return false;
+  }
+}
+
 absl::StatusOr<Gpu> DescribeGpu(const DriverApi& api, int ordinal) {
   Gpu gpu;
   int device = 0;
@@ -67,7 +93,9 @@ absl::Status DriverApi::ToStatus(const char* call, int result) const {
   if (result == 0) return absl::OkStatus();
   const char* name = nullptr;
   cuGetErrorName(result, &name);
-  return absl::UnavailableError(absl::StrCat(call, ": ", name != nullptr ? name : "CUresult", " (", result, ")"));
+  const std::string text = absl::StrCat(call, ": ", name != nullptr ? name : "CUresult", " (", result, ")");
+  if (result == kOutOfMemory) return absl::ResourceExhaustedError(text);
+  return LosesContext(result) ? absl::DataLossError(text) : absl::UnavailableError(text);
 }
 
 absl::StatusOr<DriverReport> ProbeDriver() {

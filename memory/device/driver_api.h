@@ -22,6 +22,10 @@ struct DriverApi {
   bool HasGraphs() const;
 
   // `call` with the driver's name for `result`; OK for CUDA_SUCCESS.
+  //
+  // Errors: ResourceExhausted  the device has no memory for it
+  //         DataLoss           the device's context is beyond use: an earlier kernel failed; every later call will fail
+  //         Unavailable        anything else
   absl::Status ToStatus(const char* call, int result) const;
 
 #define CUVIL_DRIVER_FUNCTION(presence, name, ...) int (*name)(__VA_ARGS__) = nullptr;

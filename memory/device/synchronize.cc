@@ -1,22 +1,9 @@
 #include "memory/device/synchronize.h"
 
+#include "memory/device/capture_mode.h"
+
 namespace cuvil::device {
 namespace {
-
-// CU_STREAM_CAPTURE_MODE_RELAXED: in any other mode the wait would end a capture of the calling thread.
-constexpr int kRelaxed = 2;
-
-class RelaxedCaptures {
- public:
-  explicit RelaxedCaptures(const DriverApi& api) : api_(api) { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCaptures() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCaptures(const RelaxedCaptures&) = delete;
-  RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
-
- private:
-  const DriverApi& api_;
-  int mode_ = kRelaxed;
-};
 
 absl::Status SynchronizePrimaryContext(const DriverApi& api, int device) {
   void* context = nullptr;
@@ -41,7 +28,7 @@ absl::Status SynchronizeDevices(const DriverApi& api) {
       api.cuThreadExchangeStreamCaptureMode == nullptr) {
     return absl::UnavailableError("the CUDA driver lacks the functions of primary contexts");
   }
-  const RelaxedCaptures relaxed(api);
+  const RelaxedCaptureMode relaxed(api);
   int count = 0;
   if (auto s = api.ToStatus("cuDeviceGetCount", api.cuDeviceGetCount(&count)); !s.ok()) return s;
   for (int ordinal = 0; ordinal < count; ++ordinal) {

@@ -214,6 +214,16 @@ def _plan_details(plan: Mapping[str, Any]) -> list[str]:
             f"    CUDA graph {count(int(graph['kernels']), 'kernel')}{', ' + beside if beside else ''}; captured in "
             f"{duration(float(graph['capture_ns']))}, inputs copied: {byte_size(float(graph['input_copy_bytes']))}"
         )
+        lines.append(
+            f"      memory  {byte_size(float(graph['own_bytes']))} of its own, "
+            f"{byte_size(float(graph['pool_bytes']))} of the model's graphs; all graphs of the GPU hold "
+            f"{byte_size(float(graph['budget_used_bytes']))} of {byte_size(float(graph['budget_bytes']))}"
+            + (f"; given up {count(int(graph['given_up']), 'time')}" if graph.get("given_up") else "")
+        )
+    elif graph.get("waits_for_memory"):
+        lines.append(
+            f"    no CUDA graph at the moment, its operators run one by one until a capture is worth it: {graph['reason']}"
+        )
     elif graph.get("reason"):
         lines.append(f"    no CUDA graph, its operators run one by one: {graph['reason']}")
     guards: Mapping[str, int] = plan.get("guards", {})

@@ -34,10 +34,14 @@ absl::StatusOr<CudaStreams> CudaStreams::Load() {
   if (library == nullptr) return absl::UnavailableError("this torch has no CUDA");
   const auto get = reinterpret_cast<int32_t (*)(int32_t, void**)>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
   const auto set = reinterpret_cast<int32_t (*)(void*, int32_t)>(dlsym(library, "torch_set_current_cuda_stream"));
-  if (get == nullptr || set == nullptr) {
-    return absl::UnavailableError("this torch cannot be told which CUDA stream to use; install torch >= 2.11");
+  void* c10 = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  const auto exchange =
+      reinterpret_cast<ExchangeDevice>(c10 == nullptr ? nullptr : dlsym(c10, "_ZN3c104cuda14ExchangeDeviceEa"));
+  if (get == nullptr || set == nullptr || exchange == nullptr) {
+    return absl::UnavailableError(
+        "this torch cannot be told which CUDA stream and device to use; install torch >= 2.11");
   }
-  return CudaStreams(get, set);
+  return CudaStreams(get, set, exchange);
 }
 
 absl::StatusOr<void*> CudaStreams::Current(int32_t device_index) const {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -25,6 +26,7 @@ using torch_abi::TensorRef;
 
 void* g_stream = nullptr;
 std::vector<std::string> g_events;
+uint64_t g_pool_bytes = 0;
 
 int32_t GetStream(int32_t, void** stream) {
   *stream = g_stream;
@@ -43,6 +45,7 @@ class LoggingPool : public AllocationPool {
     return *failing_ ? absl::InternalError("no pool") : absl::OkStatus();
   }
   void Leave() override { g_events.push_back("leave"); }
+  absl::StatusOr<uint64_t> ReservedBytes() override { return g_pool_bytes; }
 
  private:
   const bool* failing_;
@@ -58,6 +61,7 @@ class LoggingAllocator : public DeviceAllocator {
     g_events.push_back("workspaces");
     return absl::OkStatus();
   }
+  absl::StatusOr<DeviceRoom> Room() override { return DeviceRoom{1 << 20, 1 << 20}; }
 
  private:
   const bool* failing_;
@@ -71,6 +75,7 @@ class GraphPlanTest : public testing::TorchTest {
     if (api_ == nullptr) return;
     g_stream = nullptr;
     g_events.clear();
+    g_pool_bytes = 0;
     auto copy = device::CopyKernel::Load(driver_);
     ASSERT_TRUE(copy.ok()) << copy.status();
     copy_.emplace(*std::move(copy));
@@ -81,13 +86,13 @@ class GraphPlanTest : public testing::TorchTest {
   }
 
   absl::StatusOr<std::shared_ptr<GraphArena>> MakeArena() {
-    return GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, -1}, shelf_,
-                              std::make_unique<LoggingAllocator>(&pool_fails_), GraphArena::Kernels{&*copy_, nullptr});
+    return GraphArena::Create(driver_, streams_, device_, std::make_unique<LoggingAllocator>(&pool_fails_),
+                              {shelf_, budget_, health_, GraphArena::Kernels{&*copy_, nullptr}});
   }
 
   // x * w, then its double, both returned.
-  absl::StatusOr<std::unique_ptr<GraphPlan>> Make(const std::string& body = "") {
-    const std::string text =
+  absl::StatusOr<std::unique_ptr<GraphPlan>> Make(const std::string& body = "", const std::string& cpu = "cpu") {
+    std::string text =
         "cir 1\nsource 0 \"model.py:7 in forward\"\n"
         "%0 : float32[2]{1} cpu @0 = input 0\n"
         "%1 : float32[2]{1} cpu @1 = captured 0\n" +
@@ -95,6 +100,9 @@ class GraphPlanTest : public testing::TorchTest {
                         "#1 aten::mul.Tensor(Tensor %2, Tensor 2.0) -> (%3 : float32[2]{1} cpu @3) source 0\n"
                         "return %2, %3, %0\n"
                       : body);
+    for (size_t at = 0; cpu != "cpu" && (at = text.find(" cpu ", at)) != std::string::npos; at += cpu.size()) {
+      text.replace(at + 1, 3, cpu);
+    }
     auto graph = cir::Parse(text);
     if (!graph.ok()) return graph.status();
     auto split = SplitForGraph(*graph, {});
@@ -123,9 +131,12 @@ class GraphPlanTest : public testing::TorchTest {
 
   testing::FakeDriver fake_;
   const device::DriverApi driver_ = testing::FakeDriver::Api();
-  const torch_abi::CudaStreams streams_{GetStream, SetStream};
+  const torch_abi::CudaStreams streams_{GetStream, SetStream, testing::FakeDriver::ExchangeDevice};
   std::optional<device::CopyKernel> copy_;
+  cir::Device device_{cir::DeviceType::kCpu, -1};
   StreamShelf shelf_;
+  GraphBudget budget_;
+  DeviceHealth health_;
   bool pool_fails_ = false;
   std::shared_ptr<GraphArena> arena_;
   OwnedTensor weight_;
@@ -259,6 +270,163 @@ TEST_F(GraphPlanTest, AnErrorOfTheDeviceIsReportedAndStays) {
   (void)(*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
   fake_.failing = "";
   EXPECT_EQ((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(GraphPlanTest, AnErrorThatLosesTheContextIsForTheWholeDevice) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  auto other_arena = MakeArena();
+  ASSERT_TRUE(other_arena.ok());
+  const OwnedTensor x = Floats({1, 1});
+  std::vector<OwnedTensor> outputs;
+  fake_.failing = "cuGraphLaunch";
+  fake_.error = 700;
+  const absl::Status first = (*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
+  EXPECT_EQ(first.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(first.message()), HasSubstr("cuGraphLaunch: CUDA_ERROR_ILLEGAL_ADDRESS"));
+  EXPECT_FALSE(health_.ok());
+  EXPECT_TRUE(health_.TakeReport());
+  EXPECT_FALSE(health_.TakeReport());  // one line, whoever is next
+  fake_.failing = "";
+  const size_t launches = fake_.Count("cuGraphLaunch");
+  const absl::Status later = (*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
+  EXPECT_EQ(later.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(later.message(), first.message());
+  // Models that have nothing to do with the one that failed.
+  arena_ = *other_arena;
+  EXPECT_EQ(Make().status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(fake_.Count("cuGraphLaunch"), launches);
+}
+
+TEST_F(GraphPlanTest, AnErrorThatShowsWhenMemoryIsFreedIsNoticed) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  fake_.failing = "cuEventSynchronize";
+  fake_.error = 719;
+  plan->reset();
+  arena_.reset();
+  EXPECT_FALSE(health_.ok());
+}
+
+TEST_F(GraphPlanTest, DiesWithoutAWordWhileSomebodyCaptures) {
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  int mode_at_the_wait = -1;
+  fake_.on_synchronize = [&] { mode_at_the_wait = fake_.capture_mode; };
+  plan->reset();
+  EXPECT_EQ(mode_at_the_wait, 2);  // relaxed: waiting in any other ends captures
+  EXPECT_EQ(fake_.capture_mode, 0);
+  fake_.on_synchronize = nullptr;
+}
+
+TEST_F(GraphPlanTest, WantOfMemoryIsNoErrorOfTheDevice) {
+  fake_.failing = "cuGraphInstantiate";
+  fake_.error = 2;
+  EXPECT_EQ(Make().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(health_.ok());
+  EXPECT_EQ(budget_.usage().num_graphs, 0u);
+}
+
+TEST_F(GraphPlanTest, RunsOnItsTensorsDeviceWhateverIsCurrent) {
+  arena_.reset();
+  device_.index = 0;
+  fake_.current_device = 1;
+  {
+    const torch_abi::CurrentDeviceScope scope(streams_, 0);
+    arena_ = *MakeArena();
+  }
+  EXPECT_EQ(fake_.current_device, 1);
+  auto plan = Make("", "cpu:0");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EmulateLaunches(**plan);
+  const OwnedTensor x = Floats({3, 4});
+  std::vector<OwnedTensor> outputs;
+  const absl::Status ran = (*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
+  ASSERT_TRUE(ran.ok()) << ran;
+  EXPECT_EQ(Read(outputs[0]), (std::vector<float>{3, 8}));
+  EXPECT_EQ(fake_.current_device, 1);
+  for (const auto& [name, device] : fake_.made) EXPECT_EQ(device, 0) << name;
+  // The fake would notice: in another context the handles mean nothing.
+  fake_.current_device = 1;
+  EXPECT_EQ(driver_.cuGraphLaunch(reinterpret_cast<void*>(uintptr_t{1000} + fake_.made.size()), nullptr),
+            testing::FakeDriver::kInvalidContext);
+}
+
+TEST_F(GraphPlanTest, ArenasOfTwoDevicesShareNothing) {
+  StreamShelf other_shelf;
+  GraphBudget other_budget;
+  DeviceHealth other_health;
+  arena_.reset();
+  fake_.made.clear();
+  std::vector<std::shared_ptr<GraphArena>> arenas;
+  for (const int8_t index : {0, 1}) {
+    const torch_abi::CurrentDeviceScope scope(streams_, index);
+    auto made = GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, index},
+                                   std::make_unique<LoggingAllocator>(&pool_fails_),
+                                   {index == 0 ? shelf_ : other_shelf, index == 0 ? budget_ : other_budget,
+                                    index == 0 ? health_ : other_health, GraphArena::Kernels{&*copy_, nullptr}});
+    ASSERT_TRUE(made.ok()) << made.status();
+    arenas.push_back(*std::move(made));
+  }
+  for (const auto& [name, device] : fake_.made) {
+    EXPECT_TRUE(name != "cuStreamCreate" || device == 1) << "the stream of the first device was on the shelf";
+  }
+  fake_.failing = "cuEventRecord";
+  fake_.error = 700;
+  {
+    const torch_abi::CurrentDeviceScope scope(streams_, 1);
+    GraphArena::Use use(*arenas[1], nullptr);
+    ASSERT_TRUE(use.Begin().ok());
+  }
+  fake_.failing = "";
+  EXPECT_FALSE(other_health.ok());
+  EXPECT_TRUE(health_.ok());
+  GraphArena::Use use(*arenas[0], nullptr);
+  EXPECT_TRUE(GraphArena::IsInUseByThisThread());
+  EXPECT_TRUE(use.Begin().ok());
+}
+
+// Holds one plan, as whoever runs it does.
+struct PlanHolder : GraphBudget::Holder {
+  std::shared_ptr<GraphPlan> plan;
+  std::shared_ptr<void> GiveUpGraph() override { return std::move(plan); }
+};
+
+TEST_F(GraphPlanTest, IsCountedAndGivenUpForAnother) {
+  budget_.SetLimit(100);
+  PlanHolder holder;
+  {
+    auto plan = Make();
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ((*plan)->own_bytes(), 8u + 16u);  // one input, two results
+    EXPECT_GE(GraphPlan::EstimateBytes((*plan)->body()), (*plan)->own_bytes());
+    holder.plan = *std::move(plan);
+    holder.plan->SetHolder(&holder);
+  }
+  g_pool_bytes = 60;
+  ASSERT_TRUE(arena_->Measure().ok());
+  EXPECT_EQ(budget_.usage().pool_bytes, 60u);
+  EXPECT_EQ(budget_.usage().workspace_bytes, 60u);
+  EXPECT_EQ(budget_.usage().num_graphs, 1u);
+  // In flight on another thread: it is given up, and stays alive until that call is over.
+  std::shared_ptr<GraphPlan> in_flight = holder.plan;
+  GraphBudget::GivenUp given_up = budget_.GiveUpAll();
+  EXPECT_EQ(given_up.size(), 1u);
+  EXPECT_EQ(holder.plan, nullptr);
+  given_up.clear();
+  EXPECT_EQ(fake_.Count("cuGraphExecDestroy"), 0u);
+  EmulateLaunches(*in_flight);
+  const OwnedTensor x = Floats({1, 1});
+  std::vector<OwnedTensor> outputs;
+  ASSERT_TRUE(in_flight->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
+  EXPECT_EQ(in_flight->num_launches(), 1u);
+  in_flight.reset();
+  EXPECT_EQ(fake_.Count("cuGraphExecDestroy"), 1u);
+  EXPECT_EQ(fake_.Count("cuEventSynchronize"), 1u);
+  EXPECT_EQ(budget_.usage().num_graphs, 0u);
+  arena_.reset();
+  EXPECT_EQ(budget_.usage().pool_bytes, 0u);
+  EXPECT_EQ(budget_.usage().workspace_bytes, 60u);  // the stream's, which is on the shelf
 }
 
 TEST_F(GraphPlanTest, FreesEverythingOnceTheDeviceIsIdle) {

@@ -31,12 +31,14 @@ class NoPool : public AllocationPool {
  public:
   absl::Status Enter() override { return absl::OkStatus(); }
   void Leave() override {}
+  absl::StatusOr<uint64_t> ReservedBytes() override { return 0; }
 };
 
 class NoAllocator : public DeviceAllocator {
  public:
   absl::StatusOr<std::unique_ptr<AllocationPool>> MakePool() override { return std::make_unique<NoPool>(); }
   absl::Status MakeWorkspaces() override { return absl::OkStatus(); }
+  absl::StatusOr<DeviceRoom> Room() override { return DeviceRoom{}; }
 };
 
 constexpr char kProgram[] =
@@ -55,8 +57,9 @@ class KernelProfileTest : public testing::TorchTest {
     auto copy = device::CopyKernel::Load(driver_);
     ASSERT_TRUE(copy.ok()) << copy.status();
     copy_.emplace(*std::move(copy));
-    auto arena = GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, -1}, shelf_,
-                                    std::make_unique<NoAllocator>(), GraphArena::Kernels{&*copy_, nullptr});
+    auto arena =
+        GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, -1}, std::make_unique<NoAllocator>(),
+                           {shelf_, budget_, health_, GraphArena::Kernels{&*copy_, nullptr}});
     ASSERT_TRUE(arena.ok()) << arena.status();
     weight_ = Floats({1, 2});
     input_ = Floats({3, 4});
@@ -103,9 +106,11 @@ class KernelProfileTest : public testing::TorchTest {
   testing::FakeCupti cupti_fake_;
   const device::DriverApi driver_ = testing::FakeDriver::Api();
   const CuptiApi cupti_ = testing::FakeCupti::Api();
-  const torch_abi::CudaStreams streams_{GetStream, SetStream};
+  const torch_abi::CudaStreams streams_{GetStream, SetStream, testing::FakeDriver::ExchangeDevice};
   std::optional<device::CopyKernel> copy_;
   StreamShelf shelf_;
+  GraphBudget budget_;
+  DeviceHealth health_;
   OwnedTensor weight_, input_;
   std::shared_ptr<GraphPlan> plan_;
   int clones_[2] = {};

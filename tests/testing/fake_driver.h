@@ -44,6 +44,11 @@ struct FakeDriver {
   std::function<void()> on_instantiate;
   std::vector<int> primary_contexts = {0, 1};  // of each device, whether it is active
   int num_live = 0;                            // streams, events, graphs, executables, modules
+  // What was made in which device's context. Using a handle while another device is current fails, as on a real one.
+  int8_t current_device = 0;
+  std::function<void()> on_synchronize;  // at a wait for an event
+  std::vector<std::pair<std::string, int>> made;
+  std::map<const void*, int> device_of;
 
   // As cuda.h has them.
   struct MemsetParams {
@@ -98,8 +103,16 @@ struct FakeDriver {
     const int result = current->Note(name);
     if (result != 0) return result;
     *handle = reinterpret_cast<void*>(++current->next_handle);
+    current->made.emplace_back(name, current->current_device);
+    current->device_of[*handle] = current->current_device;
     ++current->num_live;
     return 0;
+  }
+  static int8_t ExchangeDevice(int8_t device) { return std::exchange(current->current_device, device); }
+  static constexpr int kInvalidContext = 201;
+  static bool IsCurrent(const void* handle) {
+    const auto found = current->device_of.find(handle);
+    return found == current->device_of.end() || found->second == current->current_device;
   }
   static int Destroy(const char* name) {
     --current->num_live;
@@ -125,6 +138,7 @@ struct FakeDriver {
       return current->failing == "cuStreamIsCapturing" ? current->error : 0;
     };
     api.cuStreamBeginCapture_v2 = [](void* stream, int mode) {
+      if (!IsCurrent(stream)) return kInvalidContext;
       ++current->num_captures;
       current->capturing = true;
       current->Capture().stream = reinterpret_cast<uintptr_t>(stream);
@@ -170,6 +184,7 @@ struct FakeDriver {
     };
     api.cuEventCreate = [](void** event, unsigned) { return Make("cuEventCreate", event); };
     api.cuEventRecord = [](void* event, void* stream) {
+      if (!IsCurrent(event) || !IsCurrent(stream)) return kInvalidContext;
       if (current->capturing) {
         current->Capture().model.Record(reinterpret_cast<uintptr_t>(event), reinterpret_cast<uintptr_t>(stream));
       }
@@ -180,7 +195,10 @@ struct FakeDriver {
       *milliseconds = static_cast<float>(current->event_ms[end] - current->event_ms[start]);
       return current->Note("cuEventElapsedTime");
     };
-    api.cuEventSynchronize = [](void*) { return current->Note("cuEventSynchronize"); };
+    api.cuEventSynchronize = [](void*) {
+      if (current->on_synchronize) current->on_synchronize();
+      return current->Note("cuEventSynchronize");
+    };
     api.cuEventDestroy_v2 = [](void*) { return Destroy("cuEventDestroy"); };
     // Nodes that no capture has made are in every graph.
     api.cuGraphGetNodes = [](void* graph, void** nodes, size_t* count) {
@@ -218,6 +236,7 @@ struct FakeDriver {
       return result;
     };
     api.cuGraphLaunch = [](void* executable, void* stream) {
+      if (!IsCurrent(executable)) return kInvalidContext;
       const int result = current->Note("cuGraphLaunch", Text(stream));
       if (result != 0) return result;
       if (current->launch_ms) {

@@ -166,6 +166,9 @@ PyMethodDef kMethods[] = {{"set_script", SetScript, METH_O, nullptr}, {nullptr, 
 PyModuleDef kDefinition = {PyModuleDef_HEAD_INIT, "_cuvil_lifecycle_fake", nullptr, -1, kMethods};
 
 }  // namespace
+
+int AddMemoryProbe(PyObject* module);  // memory_probe.cc
+
 }  // namespace cuvil::agent
 
 PyMODINIT_FUNC PyInit__cuvil_lifecycle_fake() {
@@ -173,7 +176,7 @@ PyMODINIT_FUNC PyInit__cuvil_lifecycle_fake() {
   PyObject* module = PyModule_Create(&kDefinition);
   if (module == nullptr) return nullptr;
   const PlanSource tracer{[] { return absl::OkStatus(); }, Trace, Hash};
-  if (RegisterLifecycleWith(module, tracer) < 0) {
+  if (RegisterLifecycleWith(module, tracer) < 0 || AddMemoryProbe(module) < 0) {
     Py_DECREF(module);
     return nullptr;
   }

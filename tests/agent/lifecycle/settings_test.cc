@@ -56,6 +56,31 @@ TEST(SettingsTest, IgnoresNonsenseWithASentenceEach) {
   EXPECT_EQ(settings.problems[3], "CUVIL_PLANS=0 is ignored: expected a number from 1 to 4096");
 }
 
+TEST(SettingsTest, GraphMemoryIsBytesOrAShareOfTheDevice) {
+  constexpr uint64_t kTotal = uint64_t{80} << 30;
+  EXPECT_EQ(Read({}).graph_memory.LimitBytes(kTotal), uint64_t{10} << 30);
+  const std::map<std::string, uint64_t> values = {
+      {"0", 0},
+      {"4096", 4096},
+      {"512M", uint64_t{512} << 20},
+      {"2G", uint64_t{2} << 30},
+      {"1K", 1024},
+      {"0.5", kTotal / 2},
+      {"1.0", kTotal},
+      {"0.0", 0},
+  };
+  for (const auto& [text, bytes] : values) {
+    const Settings settings = Read({{"CUVIL_GRAPH_MEMORY", text}});
+    EXPECT_EQ(settings.graph_memory.LimitBytes(kTotal), bytes) << text;
+    EXPECT_TRUE(settings.problems.empty()) << text;
+  }
+  for (const char* text : {"1.5", "-1", "2T", "5 M", "lots", "0.5x", "99999999999999999999", "99999999999G", "nan."}) {
+    const Settings settings = Read({{"CUVIL_GRAPH_MEMORY", text}});
+    EXPECT_EQ(settings.graph_memory.LimitBytes(kTotal), kTotal / 8) << text;
+    ASSERT_EQ(settings.problems.size(), 1u) << text;
+  }
+}
+
 TEST(SettingsTest, ZeroAndEmptyDoNotDisable) {
   EXPECT_FALSE(Read({{"CUVIL_DISABLE", "0"}}).disabled);
   EXPECT_FALSE(Read({{"CUVIL_DISABLE", ""}}).disabled);

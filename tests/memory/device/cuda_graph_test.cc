@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "memory/device/capture_mode.h"
 #include "tests/testing/fake_driver.h"
 
 namespace cuvil::device {
@@ -49,6 +50,19 @@ TEST_F(CudaGraphTest, ACaptureGivenUpIsEndedAndItsGraphDestroyed) {
   EXPECT_EQ(fake_.num_live, 0);
 }
 
+TEST_F(CudaGraphTest, TheRelaxedModeLastsAsLongAsItsScope) {
+  fake_.capture_mode = 1;
+  {
+    const RelaxedCaptureMode relaxed(api_);
+    EXPECT_EQ(fake_.capture_mode, 2);
+  }
+  EXPECT_EQ(fake_.capture_mode, 1);
+  DriverApi old = api_;
+  old.cuThreadExchangeStreamCaptureMode = nullptr;
+  const RelaxedCaptureMode without(old);
+  EXPECT_EQ(fake_.capture_mode, 1);
+}
+
 TEST_F(CudaGraphTest, EveryFailureIsNamedAndLeaksNothing) {
   fake_.error = 700;
   for (const char* name : {"cuStreamCreate", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphGetNodes",
@@ -66,7 +80,7 @@ TEST_F(CudaGraphTest, EveryFailureIsNamedAndLeaksNothing) {
       if (!executable.ok()) return executable.status();
       return executable->Launch(stream->handle());
     }();
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << name;
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << name;
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(name));
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
     EXPECT_EQ(fake_.num_live, 0) << name;
