@@ -186,6 +186,14 @@ GraphBudget::Admission GraphBudget::Admit(const Account* account, uint64_t need_
   return admission;
 }
 
+uint64_t GraphBudget::NeedAtMost(const Account& account, uint64_t own_bytes) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t all = OwnBytes(&account);
+  const uint64_t others = all > own_bytes ? all - own_bytes : 0;
+  const uint64_t most = account.pool_bytes_ > others ? account.pool_bytes_ - others : 0;
+  return std::min(most, limit_bytes_ > workspace_bytes_ ? limit_bytes_ - workspace_bytes_ : 0);
+}
+
 GraphBudget::Admission GraphBudget::Settle(const Account& account) {
   Admission admission;
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -143,6 +143,10 @@ class GraphBudget {
   // given up for a graph that is refused.
   Admission Admit(const Account* account, uint64_t need_bytes, const DeviceRoom& room);
 
+  // What a graph of the account, with so many bytes of its own, has been seen to need at most: all of the pool but what
+  // is others' own. No more than could be granted, since a part of it may be torn up into pieces that nobody can use.
+  uint64_t NeedAtMost(const Account& account, uint64_t own_bytes) const;
+
   // After a capture that took more than was thought: gives up others until the limit holds, and the account's own
   // graphs, the new one with them, if that is not enough. True in `arena_is_empty` then.
   Admission Settle(const Account& account);

@@ -140,7 +140,7 @@ absl::StatusOr<GraphRoom> MakeGraphRoom(PyObject* module, cir::Device device, ui
   return room;
 }
 
-absl::Status SettleGraphRoom(PyObject* module, GraphRoom* room) {
+absl::Status SettleGraphRoom(PyObject* module, uint64_t own_bytes, GraphRoom* room) {
   const absl::Status measured = room->arena->Measure();
   room->reservation = {};
   if (!measured.ok()) {
@@ -149,6 +149,8 @@ absl::Status SettleGraphRoom(PyObject* module, GraphRoom* room) {
         absl::StrCat("memory of graphs is not counted: ", std::string(measured.message())));
     return absl::OkStatus();
   }
+  room->need_bytes = room->is_first ? room->arena->account().pool_bytes()
+                                    : room->arena->budget().NeedAtMost(room->arena->account(), own_bytes);
   GraphBudget::Admission settled = room->arena->budget().Settle(room->arena->account());
   Drop(std::move(settled.given_up));
   if (!settled.arena_is_empty) {

@@ -17,7 +17,8 @@ namespace cuvil::agent {
 struct GraphRoom {
   std::shared_ptr<scheduler::GraphArena> arena;
   scheduler::GraphBudget::Reservation reservation;
-  bool is_first = false;  // no graph is in the arena yet: what it has afterwards is what this one needs
+  bool is_first = false;    // no graph is in the arena yet: what it has afterwards is what this one needs
+  uint64_t need_bytes = 0;  // after the capture: what it has needed, or at most, if others are in the arena
 };
 
 // Finds or makes the arena of the module's plans on that device, and gives up other graphs if the budget or the device
@@ -29,12 +30,13 @@ struct GraphRoom {
 //          Unavailable        as the driver or torch says
 absl::StatusOr<GraphRoom> MakeGraphRoom(PyObject* module, cir::Device device, uint64_t need_bytes);
 
-// After the capture: asks what it took in place of what was reserved, and gives up others if that was more.
+// After the capture of a graph with so many bytes of its own: asks what it took in place of what was reserved, and
+// gives up others if that was more.
 //
 // Threads: GIL held; released while graphs die.
 // Errors:  ResourceExhausted  it took too much: all graphs of the module have been given up, and the caller is to drop
 //                             its own and then to call KeepGraphLimit()
-absl::Status SettleGraphRoom(PyObject* module, GraphRoom* room);
+absl::Status SettleGraphRoom(PyObject* module, uint64_t own_bytes, GraphRoom* room);
 
 // Empties torch's caches if the limit holds only without what graphs that are gone have left there.
 //

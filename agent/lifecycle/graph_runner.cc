@@ -171,8 +171,8 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureInRoom(PyObject* 
   if (TakeOutOfMemory() && !status.ok()) status = absl::ResourceExhaustedError(status.message());
   if (absl::IsResourceExhausted(status)) GiveUpGraphs(device_.index);
   if (status.ok()) {
-    status = SettleGraphRoom(module, &*room);
-    if (room->is_first) need_bytes_ = room->arena->account().pool_bytes();
+    status = SettleGraphRoom(module, (*plan)->own_bytes(), &*room);
+    if (room->is_first || !status.ok()) need_bytes_ = room->need_bytes;
     // Alone in its arena, and too big all the same.
     if (!status.ok() && room->is_first) status = absl::UnimplementedError(status.message());
   }

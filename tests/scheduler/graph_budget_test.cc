@@ -222,6 +222,15 @@ TEST_F(GraphBudgetTest, AModelWhoseGraphsTookTooMuchLosesThem) {
   arena->account.Set(100 * kMiB, 0);
 }
 
+TEST_F(GraphBudgetTest, KnowsWhatAGraphNeedsAtMost) {
+  const auto arena = NewArena(80 * kMiB, 10 * kMiB);
+  NewRunner("other", arena, 30 * kMiB, 1);
+  const Graph graph(arena, 20 * kMiB);
+  EXPECT_EQ(budget_.NeedAtMost(arena->account, 20 * kMiB), 50 * kMiB);
+  arena->account.Set(150 * kMiB, 10 * kMiB);
+  EXPECT_EQ(budget_.NeedAtMost(arena->account, 20 * kMiB), 90 * kMiB);  // so that it can be tried alone
+}
+
 TEST_F(GraphBudgetTest, SettlesQuietlyWithinTheLimit) {
   NewRunner("a", NewArena(50 * kMiB), kMiB, 1);
   const auto arena = NewArena(50 * kMiB);
