@@ -7,6 +7,7 @@
 #include "agent/call_table.h"
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
+#include "agent/torch_files.h"
 
 namespace cuvil::agent {
 namespace {
@@ -166,7 +167,7 @@ void Tracer::TakeLock() {
 
 bool Tracer::IsTorchCode(PyCodeObject* code) const {
   auto [found, inserted] = is_torch_code_.try_emplace(code, false);
-  if (inserted) found->second = absl::StrContains(Text(code->co_filename), "/torch/");
+  if (inserted) found->second = IsTorchFile(Text(code->co_filename));
   return found->second;
 }
 

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "agent/boundary.h"
 #include "agent/cpython_compat.h"
 #include "agent/lifecycle/activation.h"
@@ -12,6 +11,7 @@
 #include "agent/lifecycle/record.h"
 #include "agent/module_path.h"
 #include "agent/process_lifetime.h"
+#include "agent/torch_files.h"
 #include "scheduler/monotonic_clock.h"
 
 namespace cuvil::agent {
@@ -68,7 +68,7 @@ ProfileTrack* TrackOfThisThread(ProfileRecorder& recorder) {
 void LocateCaller(ProfileSite* site) {
   const FrameView innermost = CurrentFrame(PyThreadState_Get());
   FrameView user = innermost;
-  while (user && absl::StrContains(Text(user.code()->co_filename), "/torch/")) user = user.previous();
+  while (user && IsTorchFile(Text(user.code()->co_filename))) user = user.previous();
   if (!user) user = innermost;
   if (!user) return;
   site->file = Text(user.code()->co_filename);

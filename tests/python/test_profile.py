@@ -138,6 +138,29 @@ def test_calls_inside_torchs_containers_stand_at_the_users_line(enable: Any) -> 
     assert sites(p, "call") == [("Sequential", here, ""), ("Sequential.0", here, ""), ("Sequential.1", here, "")]
 
 
+def test_code_below_a_folder_called_torch_is_the_programs(
+    enable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "torch" / "models"
+    folder.mkdir(parents=True)
+    (folder / "own_model.py").write_text(
+        "from torch import nn\n\nclass Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(8, 8)\n\n    def forward(self, x):\n        return self.fc(x)\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    own = __import__("own_model")
+    enable()
+    model, x = own.Own().eval(), torch.randn(3, 8)
+    ready(model, x)
+    with cuvil.profile() as p:
+        model(x)
+    assert sites(p, "step") == [("Own.fc", f"{folder / 'own_model.py'}:9", "aten::linear")]
+    eager = cuvil.opt_out(own.Own().eval())
+    with cuvil.profile() as p:
+        eager(x)
+    assert sites(p, "call")[1] == ("Own.fc", f"{folder / 'own_model.py'}:9", "")
+
+
 def test_plans_inside_of_an_eager_model_have_its_paths(enable: Any) -> None:
     enable()
     model, x = ReadsData().eval(), torch.randn(3, 8)

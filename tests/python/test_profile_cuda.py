@@ -98,7 +98,7 @@ def test_kernels_of_a_graph_name_module_line_and_operator() -> None:
         by_place.setdefault((kernel.site.module, kernel.site.place), set()).add(kernel.site.operator)
     assert by_place["Net", line_of(Net.forward, "softmax")] == {"aten::softmax.int"}
     for module in ("Net.first", "Net.second"):
-        assert by_place[module, line_of(Block.forward, "self.fc")] == {"aten::linear"}
+        assert by_place[f"{module}.fc", line_of(Block.forward, "self.fc")] == {"aten::linear"}
     assert "aten::relu" in by_place["Net.first", line_of(Block.forward, "relu")]
     assert p.attributed_share == 1.0
     assert sum(kernel.duration_ns for kernel in found) == pytest.approx(p.raw_kernel_ns, rel=0.02)
