@@ -92,6 +92,23 @@ void StreamShelf::PutBack(CaptureStream stream) {
   idle_.push_back(std::move(stream));
 }
 
+absl::StatusOr<device::Stream> StreamShelf::TakeSide(const device::DriverApi& driver) {
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (!idle_side_.empty()) {
+      device::Stream stream = std::move(idle_side_.back());
+      idle_side_.pop_back();
+      return stream;
+    }
+  }
+  return device::Stream::Create(driver);
+}
+
+void StreamShelf::PutBackSide(device::Stream stream) {
+  const absl::MutexLock lock(&mutex_);
+  idle_side_.push_back(std::move(stream));
+}
+
 absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::CreateForProcess(cir::Device device,
                                                                          std::unique_ptr<DeviceAllocator> allocator) {
   static const absl::StatusOr<Process>* const process = new absl::StatusOr<Process>(LoadProcess());
@@ -141,6 +158,19 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::Dri
 GraphArena::~GraphArena() {
   WaitUntilIdle();
   shared_.shelf.PutBack(std::move(capture_stream_));
+  for (device::Stream& stream : side_streams_) shared_.shelf.PutBackSide(std::move(stream));
+}
+
+absl::StatusOr<std::vector<device::StreamHandle>> GraphArena::SideStreams(uint32_t count) {
+  const absl::MutexLock lock(&side_mutex_);
+  while (side_streams_.size() < count) {
+    absl::StatusOr<device::Stream> stream = shared_.shelf.TakeSide(driver_);
+    if (!stream.ok()) return stream.status();
+    side_streams_.push_back(*std::move(stream));
+  }
+  std::vector<device::StreamHandle> handles;
+  for (const device::Stream& stream : side_streams_) handles.push_back(stream.handle());
+  return handles;
 }
 
 void GraphArena::WaitUntilIdle() {

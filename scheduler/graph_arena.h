@@ -83,17 +83,21 @@ struct CaptureStream {
   std::unique_ptr<AllocationPool> workspaces;
 };
 
-// Capture streams that no arena uses at the moment; they are used again rather than made anew.
+// Streams that no arena uses at the moment; they are used again rather than made anew. Side streams, which a capture
+// forks to, are kept apart: they have no workspaces, and a capture stream has.
 //
 // Threads:   any.
 class StreamShelf {
  public:
   absl::StatusOr<CaptureStream> Take(const device::DriverApi& driver, DeviceAllocator& allocator);
   void PutBack(CaptureStream stream);
+  absl::StatusOr<device::Stream> TakeSide(const device::DriverApi& driver);
+  void PutBackSide(device::Stream stream);
 
  private:
   absl::Mutex mutex_;
   std::vector<CaptureStream> idle_ ABSL_GUARDED_BY(mutex_);
+  std::vector<device::Stream> idle_side_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Lets the calling thread give device memory back while other threads capture. Nothing before the first arena.
@@ -137,6 +141,8 @@ class GraphArena {
   const device::DriverApi& driver() const { return driver_; }
   const torch_abi::CudaStreams& streams() const { return streams_; }
   const device::Stream& capture_stream() const { return capture_stream_.stream; }
+  // At least so many streams to fork to; always the same ones, because the pool's free memory is kept by stream.
+  absl::StatusOr<std::vector<device::StreamHandle>> SideStreams(uint32_t count);
   AllocationPool& workspaces() { return *capture_stream_.workspaces; }
   AllocationPool& pool() { return *pool_; }
   DeviceAllocator& allocator() { return *allocator_; }
@@ -196,6 +202,9 @@ class GraphArena {
   CaptureStream capture_stream_;
   const device::Event done_;
   GraphBudget::Account account_;
+
+  absl::Mutex side_mutex_;  // nothing else is locked under it
+  std::vector<device::Stream> side_streams_ ABSL_GUARDED_BY(side_mutex_);
 
   absl::Mutex mutex_;
   device::StreamHandle last_stream_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -2,13 +2,18 @@
 
 #include <cstdint>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "memory/device/graph_edges.h"
 #include "scheduler/graph_split.h"
+#include "scheduler/graph_verifier.h"
 #include "scheduler/monotonic_clock.h"
 #include "scheduler/plan_executor.h"
+#include "scheduler/scheduled_capture.h"
+#include "scheduler/stream_problem.h"
 
 namespace cuvil::scheduler {
 namespace {
@@ -45,7 +50,8 @@ class NodeRecorder final : public StepObserver {
 
 absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::Span<const TensorRef> inputs,
                                                              absl::Span<const TensorRef> captured,
-                                                             std::shared_ptr<GraphArena> arena) {
+                                                             std::shared_ptr<GraphArena> arena,
+                                                             CaptureOptions options) {
   if (absl::Status s = CheckCapturable(*parts.body, arena->device()); !s.ok()) return s;
   auto plan = std::unique_ptr<GraphPlan>(new GraphPlan(std::move(arena)));
   plan->parts_ = std::move(parts);
@@ -58,7 +64,7 @@ absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::
     return absl::FailedPreconditionError("the current stream is being captured");
   }
   const uint64_t start_ns = MonotonicNs();
-  absl::Status status = plan->Capture(inputs, captured);
+  absl::Status status = plan->Capture(inputs, captured, options);
   plan->arena_->health().Note(status);
   if (!status.ok()) return status;
   plan->capture_ns_ = MonotonicNs() - start_ns;
@@ -101,8 +107,18 @@ absl::StatusOr<OwnedTensor> GraphPlan::MakeTensor(const cir::TensorType& type) c
   return OwnedTensor::Steal(handle);
 }
 
-absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured) {
+absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured,
+                                const CaptureOptions& options) {
+  std::shared_ptr<const StreamSchedule> schedule = options.schedule;
+  if (schedule == nullptr) {
+    absl::StatusOr<StreamSchedule> serial = ScheduleStreams(DescribeSteps(*parts_.body, {}), {});
+    if (!serial.ok()) return serial.status();
+    schedule = std::make_shared<const StreamSchedule>(*std::move(serial));
+  }
+  absl::StatusOr<std::vector<device::StreamHandle>> streams = arena_->SideStreams(schedule->num_streams - 1);
+  if (!streams.ok()) return streams.status();
   const device::StreamHandle stream = arena_->capture_stream().handle();
+  streams->insert(streams->begin(), stream);
   torch_abi::CurrentStreamScope current;
   if (absl::Status s = current.Enter(arena_->streams(), arena_->device().index, stream); !s.ok()) return s;
   {
@@ -111,7 +127,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
     if (absl::Status s = arena_->allocator().MakeWorkspaces(); !s.ok()) return s;
   }
   // The pool asks for the GIL, which nobody who holds the arena may wait for.
-  const PoolScope pool(arena_->pool());
+  const PoolScope pool(options.pool != nullptr ? *options.pool : arena_->pool());
   if (!pool.status().ok()) return pool.status();
   // Behind whatever uses the memory that is free by now.
   GraphArena::Use use(*arena_, stream);
@@ -139,11 +155,15 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   if (!capture.ok()) return capture.status();
   if (absl::Status s = CaptureCopies(&copies_in_, Node::kInputCopy, &*capture); !s.ok()) return s;
   NodeRecorder recorder(&*capture, &nodes_);
-  if (absl::Status s = PlanExecutor::Run(*parts_.body, copies, captured, &kept_, nullptr, &recorder); !s.ok()) {
+  ScheduledCapture scheduled(*parts_.body, *schedule, arena_->driver(), arena_->streams(), arena_->device().index,
+                             *std::move(streams), &recorder);
+  if (absl::Status s = scheduled.Fork(); !s.ok()) return s;
+  if (absl::Status s = PlanExecutor::RunDirected(*parts_.body, copies, captured, &kept_, scheduled); !s.ok()) {
     // Not an error of the model: an operator that may not run while a stream is captured.
     return absl::UnavailableError(absl::StrCat("capture: ", s.message()));
   }
   if (!recorder.status().ok()) return recorder.status();
+  if (absl::Status s = scheduled.Join(); !s.ok()) return s;
   for (uint32_t i = 0; i < parts_.num_copies; ++i) {
     const cir::TensorType& type = program.value(program.outputs[i]).type;
     const size_t size_bytes = SpanBytes(type);
@@ -165,6 +185,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
       }
     }
   }
+  if (absl::Status s = Verify(scheduled); !s.ok()) return s;
   const absl::StatusOr<device::GraphNodeCounts> counts = graph_->CountNodes();
   if (!counts.ok()) return counts.status();
   counts_ = *counts;
@@ -172,6 +193,42 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   if (!executable.ok()) return executable.status();
   executable_.emplace(*std::move(executable));
   return absl::OkStatus();
+}
+
+absl::Status GraphPlan::Verify(const ScheduledCapture& scheduled) const {
+  const absl::StatusOr<device::GraphEdges> graph = device::ReadGraphEdges(arena_->driver(), graph_->handle());
+  if (!graph.ok()) return graph.status();
+  // The copies of inputs come first, those of outputs last, both on the main stream. What they read and write beside
+  // the graph's own memory belongs to the caller.
+  GraphFacts facts;
+  facts.steps.resize(1);
+  for (const device::DeviceCopy& copy : copies_in_.copies) {
+    facts.steps[0].writes.push_back({copy.to, copy.to + copy.size_bytes});
+  }
+  facts.steps.insert(facts.steps.end(), scheduled.steps().begin(), scheduled.steps().end());
+  facts.steps.emplace_back();
+  for (const device::DeviceCopy& copy : copies_out_.copies) {
+    facts.steps.back().reads.push_back({copy.from, copy.from + copy.size_bytes});
+  }
+  std::unordered_map<void*, uint32_t> step_of;
+  for (const Node& node : nodes_) {
+    step_of[node.node] = node.step == Node::kInputCopy    ? 0
+                         : node.step == Node::kOutputCopy ? static_cast<uint32_t>(facts.steps.size() - 1)
+                                                          : node.step + 1;
+  }
+  facts.num_nodes = static_cast<uint32_t>(graph->nodes.size());
+  facts.edges = graph->edges;
+  for (uint32_t i = 0; i < facts.num_nodes; ++i) {
+    if (const auto found = step_of.find(graph->nodes[i]); found != step_of.end()) {
+      facts.steps[found->second].nodes.push_back(i);
+    }
+  }
+  for (GraphFacts::Release release : scheduled.releases()) {
+    ++release.after_step;
+    facts.releases.push_back(release);
+  }
+  const absl::Status status = VerifyGraph(facts);
+  return status.ok() ? status : absl::InternalError(status.message());
 }
 
 absl::Status GraphPlan::CaptureCopies(CopyNodes* copies, uint32_t step, device::StreamCapture* capture) {

@@ -11,6 +11,7 @@
 //                    Unavailable         the driver or torch refused; the operators one by one may still work
 //                    ResourceExhausted   no memory; there may be some when graphs are given up
 //                    DataLoss            as for Run
+//                    Internal            the graph's order does not prove that its nodes cannot race
 //            Run:    FailedPrecondition  the current stream is being captured by somebody else
 //                    Unavailable         the driver refused
 //                    ResourceExhausted   no memory for the outputs
@@ -32,9 +33,12 @@
 #include "scheduler/execution_plan.h"
 #include "scheduler/graph_arena.h"
 #include "scheduler/step_observer.h"
+#include "scheduler/stream_schedule.h"
 #include "scheduler/torch/handles.h"
 
 namespace cuvil::scheduler {
+
+class ScheduledCapture;
 
 class GraphPlan {
  public:
@@ -52,10 +56,20 @@ class GraphPlan {
     uint32_t step;
   };
 
+  struct CaptureOptions {
+    std::shared_ptr<const StreamSchedule> schedule;  // of the body; null: one stream
+    AllocationPool* pool = nullptr;                  // that outlives the plan; null: the arena's
+  };
+
   // Captures the body for these tensors.
   static absl::StatusOr<std::unique_ptr<GraphPlan>> Create(Parts parts, absl::Span<const torch_abi::TensorRef> inputs,
                                                            absl::Span<const torch_abi::TensorRef> captured,
-                                                           std::shared_ptr<GraphArena> arena);
+                                                           std::shared_ptr<GraphArena> arena, CaptureOptions options);
+  static absl::StatusOr<std::unique_ptr<GraphPlan>> Create(Parts parts, absl::Span<const torch_abi::TensorRef> inputs,
+                                                           absl::Span<const torch_abi::TensorRef> captured,
+                                                           std::shared_ptr<GraphArena> arena) {
+    return Create(std::move(parts), inputs, captured, std::move(arena), CaptureOptions());
+  }
   ~GraphPlan();
 
   // Where the weights were at the capture: the graph is good for these addresses only.
@@ -68,6 +82,10 @@ class GraphPlan {
   };
   absl::Status Run(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
                    std::vector<torch_abi::OwnedTensor>* outputs, const Watch* watch = nullptr);
+
+  // Launches the graph as it was launched last, or captured, to see how long that takes. The tensors of that call are
+  // still there, and the arena is in use by the caller, on this stream.
+  absl::Status Relaunch(device::StreamHandle stream) { return executable_->Launch(stream); }
 
   // What the graph leaves for the tail, in the order of the body's outputs.
   absl::Span<const torch_abi::OwnedTensor> kept() const { return kept_; }
@@ -87,6 +105,7 @@ class GraphPlan {
   // From now on the graph may be given up for another.
   void SetHolder(GraphBudget::Holder* holder) { entry_->SetHolder(holder); }
   GraphArena& arena() const { return *arena_; }
+  const std::shared_ptr<GraphArena>& shared_arena() const { return arena_; }
   size_t input_copy_bytes() const { return input_copy_bytes_; }
 
  private:
@@ -97,7 +116,10 @@ class GraphPlan {
   };
 
   explicit GraphPlan(std::shared_ptr<GraphArena> arena) : arena_(std::move(arena)) {}
-  absl::Status Capture(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured);
+  absl::Status Capture(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
+                       const CaptureOptions& options);
+  // Whether the captured graph can race; Internal if it can.
+  absl::Status Verify(const ScheduledCapture& scheduled) const;
   absl::Status CaptureCopies(CopyNodes* copies, uint32_t step, device::StreamCapture* capture);
   absl::Status Queue(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
                      std::vector<torch_abi::OwnedTensor>* outputs, const Watch* watch);

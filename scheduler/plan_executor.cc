@@ -131,11 +131,22 @@ absl::Status RunSteps(const ExecutionPlan& plan, void** cells, PythonStepCallbac
   return absl::OkStatus();
 }
 
-}  // namespace
+absl::Status RunDirectedSteps(const ExecutionPlan& plan, void** cells, StepDirector& director) {
+  const torch_abi::WarningNotice warnings(plan.api());
+  for (uint32_t index = 0; index < plan.steps().size(); ++index) {
+    if (absl::Status s = director.Before(index); !s.ok()) return s;
+    if (absl::Status s = RunStep(plan, plan.steps()[index], cells, nullptr, warnings); !s.ok()) return s;
+    if (absl::Status s = director.After(index, cells); !s.ok()) return s;
+    for (const uint32_t cell : director.released(index)) plan.api().Drop(cells + cell);
+  }
+  return absl::OkStatus();
+}
 
-absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const TensorRef> inputs,
-                               absl::Span<const TensorRef> captured, std::vector<OwnedTensor>* outputs,
-                               PythonStepCallback* python_steps, StepObserver* observer) {
+// One run, whose steps `run_steps` issues.
+template <typename RunSteps>
+absl::Status RunPlan(const ExecutionPlan& plan, absl::Span<const TensorRef> inputs,
+                     absl::Span<const TensorRef> captured, std::vector<OwnedTensor>* outputs,
+                     const RunSteps& run_steps) {
   const cir::Graph& graph = plan.graph();
   const torch_abi::TorchApi& api = plan.api();
   outputs->clear();
@@ -151,9 +162,7 @@ absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const Tenso
   for (size_t i = 0; i < inputs.size(); ++i) cells[graph.inputs[i].index] = inputs[i].impl();
   for (size_t i = 0; i < captured.size(); ++i) cells[graph.captured[i].index] = captured[i].impl();
 
-  const absl::Status status = observer == nullptr ? RunSteps<false>(plan, cells, python_steps, nullptr)
-                                                  : RunSteps<true>(plan, cells, python_steps, observer);
-  if (!status.ok()) return status;
+  if (absl::Status s = run_steps(cells); !s.ok()) return s;
 
   for (const ExecutionPlan::Output& output : plan.outputs()) {
     outputs->push_back(output.moves ? api.TakeCell(cells + output.cell)
@@ -161,6 +170,24 @@ absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const Tenso
   }
   run.Finish();
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PlanExecutor::Run(const ExecutionPlan& plan, absl::Span<const TensorRef> inputs,
+                               absl::Span<const TensorRef> captured, std::vector<OwnedTensor>* outputs,
+                               PythonStepCallback* python_steps, StepObserver* observer) {
+  return RunPlan(plan, inputs, captured, outputs, [&](void** cells) {
+    return observer == nullptr ? RunSteps<false>(plan, cells, python_steps, nullptr)
+                               : RunSteps<true>(plan, cells, python_steps, observer);
+  });
+}
+
+absl::Status PlanExecutor::RunDirected(const ExecutionPlan& plan, absl::Span<const TensorRef> inputs,
+                                       absl::Span<const TensorRef> captured, std::vector<OwnedTensor>* outputs,
+                                       StepDirector& director) {
+  return RunPlan(plan, inputs, captured, outputs,
+                 [&](void** cells) { return RunDirectedSteps(plan, cells, director); });
 }
 
 }  // namespace cuvil::scheduler

@@ -9,6 +9,7 @@
 //                               is released, `outputs` is left empty. What in-place operators wrote stays written.
 //            Unimplemented      an operator gave a C++ warning, which is not printed; otherwise as Aborted
 //            FailedPrecondition a Python step without a callback
+//            as the director   what its functions say, unchanged
 //            InvalidArgument    another number of inputs or captured tensors than the plan has
 #pragma once
 
@@ -18,6 +19,7 @@
 #include "absl/types/span.h"
 #include "scheduler/execution_plan.h"
 #include "scheduler/python_step.h"
+#include "scheduler/step_director.h"
 #include "scheduler/step_observer.h"
 #include "scheduler/torch/handles.h"
 
@@ -28,6 +30,11 @@ class PlanExecutor {
   static absl::Status Run(const ExecutionPlan& plan, absl::Span<const torch_abi::TensorRef> inputs,
                           absl::Span<const torch_abi::TensorRef> captured, std::vector<torch_abi::OwnedTensor>* outputs,
                           PythonStepCallback* python_steps = nullptr, StepObserver* observer = nullptr);
+
+  // The same for a plan without Python steps, with the director around each step.
+  static absl::Status RunDirected(const ExecutionPlan& plan, absl::Span<const torch_abi::TensorRef> inputs,
+                                  absl::Span<const torch_abi::TensorRef> captured,
+                                  std::vector<torch_abi::OwnedTensor>* outputs, StepDirector& director);
 };
 
 }  // namespace cuvil::scheduler

@@ -16,6 +16,7 @@
 #include "agent/interception.h"
 #include "agent/interpreter_self_test.h"
 #include "agent/lifecycle/fault_injection.h"
+#include "agent/lifecycle/graph_runner.h"
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/log.h"
 #include "agent/lifecycle/module_call.h"
@@ -171,6 +172,7 @@ absl::Status Enable() {
 
   lifecycle.settings = settings;
   SetLogLevel(settings.log_level);
+  GraphRunner::SetMaxStreams(settings.max_streams);
   for (const std::string& problem : settings.problems) Log(LogLevel::kWarning, problem, problem);
   if (absl::Status status = InjectFaults(settings.faults); !status.ok()) {
     Log(LogLevel::kWarning, "CUVIL_FAULT", absl::StrCat("CUVIL_FAULT is ignored: ", std::string(status.message())));

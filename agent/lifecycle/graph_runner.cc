@@ -1,6 +1,7 @@
 #include "agent/lifecycle/graph_runner.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 #include <vector>
@@ -41,6 +42,44 @@ std::set<cir::ValueId> HiddenViews(const GraphPlan& plan) {
     if (!is_view || is_view.get() == Py_True) views.insert(outputs[i]);
   }
   return views;
+}
+
+// A number that nothing else depends on.
+std::atomic<uint32_t> max_streams = scheduler::StreamTrialOptions().max_streams;
+
+// GIL held.
+bool CudnnIsEnabled() {
+  const ErrorScope errors;
+  const OwnedRef module = OwnedRef::Steal(PyImport_ImportModule("torch._C"));
+  const OwnedRef answer =
+      module ? OwnedRef::Steal(PyObject_CallMethod(module.get(), "_get_cudnn_enabled", nullptr)) : OwnedRef();
+  if (!answer) PyErr_Clear();
+  return answer.get() == Py_True;
+}
+
+OwnedRef DescribeStreams(const scheduler::StreamReport& report) {
+  Record streams;
+  RecordList candidates;
+  for (uint32_t i = 0; i < report.candidates.size(); ++i) {
+    const scheduler::StreamCandidate& candidate = report.candidates[i];
+    Record item;
+    item.Set("name", candidate.name);
+    item.Set("streams", uint64_t{candidate.num_streams});
+    item.Set("predicted_ns", static_cast<uint64_t>(candidate.predicted_ns));
+    item.Set("replay_ns", static_cast<uint64_t>(candidate.replay_ns));
+    item.Set("pool_bytes", candidate.pool_bytes);
+    item.Set("rejected", candidate.rejected);
+    item.SetBool("chosen", i == report.chosen);
+    candidates.Add(item.Take());
+  }
+  streams.Set("candidates", candidates.Take());
+  streams.Set("count", uint64_t{report.candidates.empty() ? 1 : report.candidates[report.chosen].num_streams});
+  streams.Set("skipped", report.skipped);
+  streams.Set("timeline", report.timeline);
+  streams.Set("launch_ns", static_cast<uint64_t>(report.launch_ns));
+  streams.Set("trial_ns", report.trial_ns);
+  streams.Set("launches", uint64_t{report.num_launches});
+  return streams.Take();
 }
 
 }  // namespace
@@ -162,7 +201,8 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureInRoom(PyObject* 
   absl::StatusOr<std::shared_ptr<GraphPlan>> plan = [&]() -> absl::StatusOr<std::shared_ptr<GraphPlan>> {
     AssertGilHeld();
     const GilRelease no_gil;
-    absl::StatusOr<std::unique_ptr<GraphPlan>> made = GraphPlan::Create(parts_, inputs, captured, room->arena);
+    absl::StatusOr<std::unique_ptr<GraphPlan>> made =
+        GraphPlan::Create(parts_, inputs, captured, room->arena, {schedule_, nullptr});
     if (!made.ok()) return made.status();
     return std::shared_ptr<GraphPlan>(*std::move(made));
   }();
@@ -189,20 +229,74 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureInRoom(PyObject* 
 
 absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureAnew(PyObject* module,
                                                                     absl::Span<const torch_abi::TensorRef> inputs,
-                                                                    absl::Span<const torch_abi::TensorRef> captured) {
+                                                                    absl::Span<const torch_abi::TensorRef> captured,
+                                                                    const CudaState& state) {
+  // Other switches mean other kernels, with other times.
+  if (measured_state_ != state) measured_state_.reset();
+  if (!measured_state_.has_value()) schedule_.reset();
   absl::StatusOr<std::shared_ptr<GraphPlan>> plan = CaptureInRoom(module, inputs, captured);
+  if (!plan.ok() && schedule_ != nullptr) {
+    schedule_.reset();
+    plan = CaptureInRoom(module, inputs, captured);
+  }
   if (!plan.ok()) return plan;
-  const std::set<cir::ValueId> hidden_views = HiddenViews(**plan);
-  if (hidden_views.empty()) return plan;
-  if (absl::Status s = Divide(hidden_views); !s.ok()) return s;
+  if (const std::set<cir::ValueId> hidden_views = HiddenViews(**plan); !hidden_views.empty()) {
+    if (absl::Status s = Divide(hidden_views); !s.ok()) return s;
+    {
+      AssertGilHeld();
+      const GilRelease no_gil;
+      plan->reset();
+    }
+    need_bytes_ = 0;
+    measured_state_.reset();
+    schedule_.reset();
+    plan = CaptureInRoom(module, inputs, captured);
+    if (!plan.ok()) return plan;
+  }
+  if (measured_state_.has_value()) return plan;
+  measured_state_ = state;
+  return Fastest(module, *std::move(plan), inputs, captured);
+}
+
+absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::Fastest(PyObject* module, std::shared_ptr<GraphPlan> serial,
+                                                                absl::Span<const torch_abi::TensorRef> inputs,
+                                                                absl::Span<const torch_abi::TensorRef> captured) {
+  std::shared_ptr<GraphArena> arena = serial->shared_arena();
+  scheduler::StreamTrialOptions options;
+  // Without cuDNN convolutions multiply matrices by cuBLAS, whose workspaces only the capture stream has.
+  options.max_streams = CudnnIsEnabled() ? max_streams.load(std::memory_order_relaxed) : 1;
+  scheduler::StreamTrialOutcome outcome;
   {
     AssertGilHeld();
     const GilRelease no_gil;
-    plan->reset();
+    outcome = scheduler::TryStreams(*serial, parts_, inputs, captured, arena, options);
+    if (outcome.plan != nullptr) serial = std::move(outcome.plan);  // the old one goes here, where it may wait
+    const absl::MutexLock lock(&mutex_);
+    streams_ = std::make_shared<const scheduler::StreamReport>(std::move(outcome.report));
   }
-  need_bytes_ = 0;
-  return CaptureInRoom(module, inputs, captured);
+  (void)TakeOutOfMemory();  // a candidate that found no memory is none
+  schedule_ = std::move(outcome.schedule);
+  if (schedule_ == nullptr) {
+    KeepGraphLimit(device_.index);  // the trial's pool is torch's cache by now
+    return serial;
+  }
+  // Side streams have memory of their own.
+  GraphRoom room;
+  room.arena = std::move(arena);
+  const absl::Status settled = SettleGraphRoom(module, serial->own_bytes(), &room);
+  need_bytes_ = room.need_bytes;
+  {
+    AssertGilHeld();
+    const GilRelease no_gil;
+    room.arena.reset();
+    if (!settled.ok()) serial.reset();
+  }
+  if (settled.ok()) return serial;
+  KeepGraphLimit(device_.index);
+  return settled;
 }
+
+void GraphRunner::SetMaxStreams(uint32_t number) { max_streams.store(number, std::memory_order_relaxed); }
 
 absl::Status GraphRunner::AfterFailure(PyObject* module, absl::Status status) {
   if (TakeOutOfMemory() || absl::IsResourceExhausted(status)) {
@@ -250,7 +344,7 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
   }
   if (graph == nullptr) {
     const uint64_t start_ns = MonotonicNs();
-    absl::StatusOr<std::shared_ptr<GraphPlan>> made = CaptureAnew(module, inputs, captured);
+    absl::StatusOr<std::shared_ptr<GraphPlan>> made = CaptureAnew(module, inputs, captured, state);
     const uint64_t capture_ns = MonotonicNs() - start_ns;
     std::shared_ptr<GraphPlan> replaced;  // freed without the lock
     {
@@ -298,9 +392,11 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
 void GraphRunner::Describe(Record* record) const {
   Record graph;
   std::shared_ptr<GraphPlan> plan;
+  std::shared_ptr<const scheduler::StreamReport> streams;
   {
     const absl::MutexLock lock(&mutex_);
     plan = gave_up_ ? nullptr : graph_;
+    streams = streams_;
     graph.SetBool("captured", plan != nullptr);
     graph.Set("reason", reason_);
     graph.Set("captures", uint64_t{num_captures_});
@@ -322,6 +418,7 @@ void GraphRunner::Describe(Record* record) const {
     graph.Set("budget_bytes", usage.limit_bytes);
     graph.Set("budget_used_bytes", usage.used_bytes());
     graph.Set("launches", plan->num_launches());
+    if (streams != nullptr) graph.Set("streams", DescribeStreams(*streams));
     AssertGilHeld();
     const GilRelease no_gil;
     plan.reset();  // it may have been given up meanwhile

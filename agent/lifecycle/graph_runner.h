@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -20,14 +21,17 @@
 #include "scheduler/capture_credit.h"
 #include "scheduler/graph_budget.h"
 #include "scheduler/graph_plan.h"
+#include "scheduler/stream_schedule.h"
+#include "scheduler/stream_trial.h"
 
 namespace cuvil::agent {
 
 // A capture's program on a GPU as one CUDA graph, where that is possible.
 //
 // The graph is captured at the first run, which is the call that compares with eager, so what is compared is what will
-// serve. It is captured again when weights have moved or torch's CUDA switches have changed, a few times; after that,
-// and whenever the program cannot be a graph, its operators run one by one.
+// serve, and so is the measurement of schedules on several streams. It is captured again when weights have moved or
+// torch's CUDA switches have changed, a few times; after that, and whenever the program cannot be a graph, its
+// operators run one by one.
 //
 // Its memory is counted against the device's budget (scheduler/graph_budget.h). A graph that is given up for another,
 // or that finds no memory, is captured again when that is worth it (scheduler/capture_credit.h); until then, too, the
@@ -43,6 +47,9 @@ class GraphRunner final : private scheduler::GraphBudget::Holder {
 
   // Divides the program and makes plans of its parts. What cannot be a graph is no error: reason() says why.
   void Build(const std::shared_ptr<const torch_abi::TorchApi>& api);
+
+  // Streams that one graph may use from now on; 1 keeps graphs serial.
+  static void SetMaxStreams(uint32_t max_streams);
 
   // True iff the graph has answered; `outputs` are its results. False with OK: run the operators one by one. `recorder`
   // is null but during a profile.
@@ -79,18 +86,28 @@ class GraphRunner final : private scheduler::GraphBudget::Holder {
                                                                       absl::Span<const torch_abi::TensorRef> captured);
   absl::StatusOr<std::shared_ptr<scheduler::GraphPlan>> CaptureAnew(PyObject* module,
                                                                     absl::Span<const torch_abi::TensorRef> inputs,
-                                                                    absl::Span<const torch_abi::TensorRef> captured);
+                                                                    absl::Span<const torch_abi::TensorRef> captured,
+                                                                    const CudaState& state);
+  // Measures whether several streams are faster, and gives the plan that is.
+  absl::StatusOr<std::shared_ptr<scheduler::GraphPlan>> Fastest(PyObject* module,
+                                                                std::shared_ptr<scheduler::GraphPlan> serial,
+                                                                absl::Span<const torch_abi::TensorRef> inputs,
+                                                                absl::Span<const torch_abi::TensorRef> captured);
 
   const std::shared_ptr<Capture> capture_;
   const cir::Device device_;
   std::shared_ptr<const torch_abi::TorchApi> api_;
-  scheduler::GraphPlan::Parts parts_;  // after Build: of the thread that captures
-  uint64_t need_bytes_ = 0;            // of the same; what a capture was seen to need, or 0
+  // After Build: of the thread that captures.
+  scheduler::GraphPlan::Parts parts_;
+  uint64_t need_bytes_ = 0;                                    // what a capture was seen to need, or 0
+  std::shared_ptr<const scheduler::StreamSchedule> schedule_;  // null: serial, or not measured
+  std::optional<CudaState> measured_state_;                    // for which schedule_ was found
 
   mutable absl::Mutex mutex_;  // nothing is called under it
   std::shared_ptr<scheduler::GraphPlan> graph_ ABSL_GUARDED_BY(mutex_);
   CudaState state_ ABSL_GUARDED_BY(mutex_);
   bool capturing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<const scheduler::StreamReport> streams_ ABSL_GUARDED_BY(mutex_);
   uint32_t num_captures_ ABSL_GUARDED_BY(mutex_) = 0;
   bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
   scheduler::CaptureCredit credit_ ABSL_GUARDED_BY(mutex_);

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@ namespace cuvil::agent {
 namespace {
 
 constexpr size_t kMaxPlansLimit = 4096;
+constexpr size_t kMaxStreamsLimit = 8;
 
 std::string_view View(const char* value) { return value == nullptr ? std::string_view() : std::string_view(value); }
 
@@ -36,6 +38,14 @@ bool ParseGraphMemory(std::string_view value, GraphMemorySetting* setting) {
   setting->bytes = bytes << shift;
   setting->is_bytes = true;
   return true;
+}
+
+// The whole text as a number from 1 to `limit`.
+std::optional<size_t> NumberUpTo(size_t limit, std::string_view value) {
+  size_t number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  const bool is_number = error == std::errc() && end == value.data() + value.size();
+  return is_number && number >= 1 && number <= limit ? std::optional<size_t>(number) : std::nullopt;
 }
 
 }  // namespace
@@ -70,14 +80,17 @@ Settings Settings::From(const char* (*lookup)(const char* name)) {
   settings.disabled = !value.empty() && value != "0";
 
   value = View(lookup("CUVIL_PLANS"));
-  if (!value.empty()) {
-    size_t plans = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), plans);
-    if (error == std::errc() && end == value.data() + value.size() && plans >= 1 && plans <= kMaxPlansLimit) {
-      settings.max_plans = plans;
-    } else {
-      settings.problems.push_back(Problem("CUVIL_PLANS", value, "a number from 1 to 4096"));
-    }
+  if (const auto plans = NumberUpTo(kMaxPlansLimit, value); plans.has_value()) {
+    settings.max_plans = *plans;
+  } else if (!value.empty()) {
+    settings.problems.push_back(Problem("CUVIL_PLANS", value, "a number from 1 to 4096"));
+  }
+
+  value = View(lookup("CUVIL_STREAMS"));
+  if (const auto streams = NumberUpTo(kMaxStreamsLimit, value); streams.has_value()) {
+    settings.max_streams = static_cast<uint32_t>(*streams);
+  } else if (!value.empty()) {
+    settings.problems.push_back(Problem("CUVIL_STREAMS", value, "a number from 1 to 8"));
   }
 
   value = View(lookup("CUVIL_GRAPH_MEMORY"));

@@ -36,6 +36,7 @@ struct Settings {
   bool disabled = false;                           // CUVIL_DISABLE=1
   size_t max_plans = 16;                           // CUVIL_PLANS, per module
   GraphMemorySetting graph_memory;                 // CUVIL_GRAPH_MEMORY=<bytes>[K|M|G]|<share of the device>, per GPU
+  uint32_t max_streams = 4;                        // CUVIL_STREAMS, of one CUDA graph; 1: no parallel branches
   std::string faults;                              // CUVIL_FAULT=point[:count],…
   std::vector<std::string> problems;
 

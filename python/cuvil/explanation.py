@@ -197,6 +197,37 @@ def _plan_line(number: int, plan: Mapping[str, Any]) -> str:
     return f"{text}  {count(int(plan.get('planned_calls', 0)), 'call')} served"
 
 
+def _stream_lines(streams: Mapping[str, Any]) -> list[str]:
+    """Which schedule the graph has, what was measured to choose it, and who is busy when."""
+    candidates: list[Mapping[str, Any]] = list(streams.get("candidates", []))
+    if not candidates:
+        return []
+    number = int(streams.get("count", 1))
+    launch = float(streams.get("launch_ns") or 0)
+    host = f"; a launch takes {duration(launch)} of host time" if launch else ""
+    if streams.get("skipped"):
+        serial_ns = float(candidates[0].get("replay_ns") or 0)
+        took = f"; {duration(serial_ns)} on the device" if serial_ns else ""
+        return [f"    streams   {number}: {streams['skipped']}{took}{host}"]
+    parts = []
+    for candidate in candidates:
+        used = " (used)" if candidate.get("chosen") else ""
+        measured = float(candidate.get("replay_ns") or 0)
+        if measured:
+            text = f"{duration(measured)}, {byte_size(float(candidate.get('pool_bytes', 0)))}{used}"
+            text += f" ({candidate['rejected']})" if candidate.get("rejected") else ""
+        else:
+            text = str(candidate.get("rejected") or "not measured")
+        parts.append(f"{candidate.get('name')} {text}")
+    lines = [
+        f"    streams   {number}, by {int(streams.get('launches', 0))} launches in "
+        f"{duration(float(streams.get('trial_ns', 0)))}: {'; '.join(parts)}{host}"
+    ]
+    if number > 1:
+        lines += [f"      {line}" for line in str(streams.get("timeline", "")).splitlines()]
+    return lines
+
+
 def _plan_details(plan: Mapping[str, Any]) -> list[str]:
     lines = []
     mechanisms: Mapping[str, int] = plan.get("mechanisms", {})
@@ -220,6 +251,7 @@ def _plan_details(plan: Mapping[str, Any]) -> list[str]:
             f"{byte_size(float(graph['budget_used_bytes']))} of {byte_size(float(graph['budget_bytes']))}"
             + (f"; given up {count(int(graph['given_up']), 'time')}" if graph.get("given_up") else "")
         )
+        lines += _stream_lines(graph.get("streams", {}))
     elif graph.get("waits_for_memory"):
         lines.append(
             f"    no CUDA graph at the moment, its operators run one by one until a capture is worth it: {graph['reason']}"

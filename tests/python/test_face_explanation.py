@@ -68,6 +68,45 @@ def test_planned_model_shows_time_operators_guards_and_stages() -> None:
     assert "m.py:7  8 operators, 1 Python step" in text
 
 
+def graph_plan(**streams: Any) -> dict[str, Any]:
+    graph = {"captured": True, "kernels": 300, "capture_ns": 4_000_000, "input_copy_bytes": 2048, "streams": streams}
+    graph |= dict.fromkeys(("own_bytes", "pool_bytes", "budget_used_bytes", "budget_bytes"), 1 << 20)
+    return {**PLAN, "cuda_graph": graph}
+
+
+def test_streams_show_what_was_measured_and_when_each_is_busy() -> None:
+    plan = graph_plan(
+        count=2,
+        skipped="",
+        launches=20,
+        trial_ns=31_000_000,
+        launch_ns=6_000,
+        timeline="stream 0 |##..|\nstream 1 |.##.|\n",
+        candidates=[
+            {"name": "serial", "replay_ns": 900_000, "pool_bytes": 1 << 20, "rejected": "", "chosen": False},
+            {"name": "2 streams", "replay_ns": 700_000, "pool_bytes": 2 << 20, "rejected": "", "chosen": True},
+            {"name": "3 streams", "replay_ns": 0, "pool_bytes": 0, "rejected": "takes too much memory"},
+        ],
+    )
+    text = str(Explanation(record(plans=[plan])))
+    assert (
+        "streams   2, by 20 launches in 31 ms: serial 900 µs, 1 MiB; 2 streams 700 µs, 2 MiB (used); 3 streams takes "
+        "too much memory; a launch takes 6 µs of host time" in text
+    )
+    assert "      stream 0 |##..|\n      stream 1 |.##.|" in text
+
+
+def test_a_serial_graph_says_why() -> None:
+    candidates = [{"name": "serial", "replay_ns": 900_000, "rejected": "", "chosen": True}]
+    streams = {"count": 1, "skipped": "its steps wait for each other", "launch_ns": 6_000, "timeline": "stream 0 |#|"}
+    text = str(Explanation(record(plans=[graph_plan(candidates=candidates, **streams)])))
+    assert (
+        "    streams   1: its steps wait for each other; 900 µs on the device; a launch takes 6 µs of host time" in text
+    )
+    assert "stream 0" not in text
+    assert "streams   " not in str(Explanation(record(plans=[graph_plan()])))
+
+
 def test_branches_that_went_both_ways_show_their_probability() -> None:
     text = str(Explanation(record()))
     assert "torch/nn/modules/module.py:1776 taken 3 of 12 (25%)" in text

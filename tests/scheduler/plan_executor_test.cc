@@ -230,6 +230,60 @@ TEST_F(PlanExecutorTest, MissingConstantsAreRefused) {
   EXPECT_EQ(Read(second[0], 2), (std::vector<float>{4, 5}));
 }
 
+// Keeps every tensor to the end, and says what it saw.
+class HoldingDirector : public StepDirector {
+ public:
+  explicit HoldingDirector(const ExecutionPlan& plan, int failing_step = -1) : failing_(failing_step) {
+    for (const PlanStep& step : plan.steps()) {
+      all_.insert(all_.end(), step.released_cells.begin(), step.released_cells.end());
+    }
+    last_ = static_cast<uint32_t>(plan.steps().size()) - 1;
+  }
+  absl::Status Before(uint32_t step) override {
+    seen.push_back("before " + std::to_string(step));
+    return absl::OkStatus();
+  }
+  absl::Status After(uint32_t step, void** cells) override {
+    seen.push_back("after " + std::to_string(step));
+    if (step == last_) {
+      for (const uint32_t cell : all_) num_held += cells[cell] != nullptr ? 1 : 0;
+    }
+    return static_cast<int>(step) == failing_ ? absl::UnavailableError("as asked") : absl::OkStatus();
+  }
+  absl::Span<const uint32_t> released(uint32_t step) const override {
+    return step == last_ ? absl::MakeConstSpan(all_) : absl::Span<const uint32_t>();
+  }
+
+  std::vector<std::string> seen;
+  size_t num_held = 0;
+
+ private:
+  const int failing_;
+  uint32_t last_ = 0;
+  std::vector<uint32_t> all_;
+};
+
+TEST_F(PlanExecutorTest, ADirectorSurroundsEachStepAndSaysWhatIsReleased) {
+  const auto plan = Build(std::string(kX) +
+                          "#0 aten::neg(Tensor %0) -> (%1 : float32[2]{1} cpu @1) source 0\n"
+                          "#1 aten::exp(Tensor %1) -> (%2 : float32[2]{1} cpu @2) source 0\n"
+                          "#2 aten::neg(Tensor %2) -> (%3 : float32[2]{1} cpu @3) source 0\n"
+                          "return %3\n");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const OwnedTensor x = Floats({0, 0});
+  std::vector<OwnedTensor> outputs;
+  HoldingDirector director(**plan);
+  ASSERT_TRUE(PlanExecutor::RunDirected(**plan, {x.ref()}, {}, &outputs, director).ok());
+  EXPECT_EQ(director.seen,
+            (std::vector<std::string>{"before 0", "after 0", "before 1", "after 1", "before 2", "after 2"}));
+  EXPECT_EQ(director.num_held, 2u);
+  EXPECT_EQ(Read(outputs[0]), (std::vector<float>{-1, -1}));
+  HoldingDirector failing(**plan, 1);
+  EXPECT_EQ(PlanExecutor::RunDirected(**plan, {x.ref()}, {}, &outputs, failing).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(failing.seen.size(), 4u);
+  EXPECT_TRUE(outputs.empty());
+}
+
 TEST_F(PlanExecutorTest, ManyThreadsRunOnePlan) {
   const auto plan =
       Build(std::string(kX) +

@@ -28,6 +28,7 @@ TEST(SettingsTest, DefaultsWithoutVariables) {
   EXPECT_EQ(settings.log_level, LogLevel::kWarning);
   EXPECT_FALSE(settings.disabled);
   EXPECT_EQ(settings.max_plans, 16u);
+  EXPECT_EQ(settings.max_streams, 4u);
   EXPECT_TRUE(settings.problems.empty());
 }
 
@@ -37,23 +38,30 @@ TEST(SettingsTest, ReadsEveryVariable) {
                                   {"CUVIL_LOG", "debug"},
                                   {"CUVIL_DISABLE", "1"},
                                   {"CUVIL_PLANS", "3"},
+                                  {"CUVIL_STREAMS", "1"},
                                   {"CUVIL_FAULT", "run:1"}});
   EXPECT_EQ(settings.prepare, PrepareMode::kSync);
   EXPECT_EQ(settings.adopt, AdoptMode::kAlways);
   EXPECT_EQ(settings.log_level, LogLevel::kDebug);
   EXPECT_TRUE(settings.disabled);
   EXPECT_EQ(settings.max_plans, 3u);
+  EXPECT_EQ(settings.max_streams, 1u);
   EXPECT_EQ(settings.faults, "run:1");
   EXPECT_TRUE(settings.problems.empty());
 }
 
 TEST(SettingsTest, IgnoresNonsenseWithASentenceEach) {
-  const Settings settings =
-      Read({{"CUVIL_PREPARE", "Sync"}, {"CUVIL_ADOPT", "never"}, {"CUVIL_LOG", "all"}, {"CUVIL_PLANS", "0"}});
+  const Settings settings = Read({{"CUVIL_PREPARE", "Sync"},
+                                  {"CUVIL_ADOPT", "never"},
+                                  {"CUVIL_LOG", "all"},
+                                  {"CUVIL_PLANS", "0"},
+                                  {"CUVIL_STREAMS", "two"}});
   EXPECT_EQ(settings.prepare, PrepareMode::kBackground);
   EXPECT_EQ(settings.max_plans, 16u);
-  ASSERT_EQ(settings.problems.size(), 4u);
+  EXPECT_EQ(settings.max_streams, 4u);
+  ASSERT_EQ(settings.problems.size(), 5u);
   EXPECT_EQ(settings.problems[3], "CUVIL_PLANS=0 is ignored: expected a number from 1 to 4096");
+  EXPECT_EQ(settings.problems[4], "CUVIL_STREAMS=two is ignored: expected a number from 1 to 8");
 }
 
 TEST(SettingsTest, GraphMemoryIsBytesOrAShareOfTheDevice) {
