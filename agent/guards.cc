@@ -7,6 +7,7 @@
 
 #include "agent/call_table.h"
 #include "agent/cpython_compat.h"
+#include "agent/dict_watch.h"
 
 extern "C" {
 PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
@@ -136,12 +137,14 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
         } else {
           check.offset = kDictTagOffset;
           plain = true;
-          check.value = LoadWord(object, kDictTagOffset);
           if (entry.whole && entry.items.size() > 1 && PyODict_Check(entry.object)) {
             plain = false;
             check.ordered = 1;
             details.order_state = OrderedDictState(entry.object);
           }
+          check.watched = plain && DictWatch::Watch(object) ? 1 : 0;
+          // Behind the watch, which leaves its mark in the word.
+          check.value = LoadWord(object, kDictTagOffset);
         }
         break;
       case StateKind::kList:
@@ -181,19 +184,38 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     if (check.kind == StateKind::kFunction || check.kind == StateKind::kCell || check.kind == StateKind::kMember) {
       AddPlaces(check, &details);
     } else {
-      Add(check, plain);
+      all_.Add(check, plain);
     }
     details_.push_back(std::move(details));
   }
-  stops_.push_back(static_cast<uint32_t>(checks_.size()));
-  Check beyond{};
-  beyond.word = reinterpret_cast<const char*>(this);
-  checks_.insert(checks_.end(), kAhead, beyond);
+  all_.Complete(this);
+  ChooseUnwatched();
 }
 
-void GuardSet::Add(const Check& check, bool plain) {
-  if (!plain) stops_.push_back(static_cast<uint32_t>(checks_.size()));
-  checks_.push_back(check);
+void GuardSet::CheckList::Add(const Check& check, bool plain) {
+  if (!plain) stops.push_back(static_cast<uint32_t>(checks.size()));
+  checks.push_back(check);
+}
+
+void GuardSet::CheckList::Complete(const void* any_memory) {
+  stops.push_back(static_cast<uint32_t>(checks.size()));
+  Check beyond{};
+  beyond.word = static_cast<const char*>(any_memory);
+  checks.insert(checks.end(), kAhead, beyond);
+}
+
+void GuardSet::ChooseUnwatched() {
+  num_noisy_ = DictWatch::num_noisy();
+  unwatched_ = {};
+  size_t stop = 0;
+  for (uint32_t i = 0; i < all_.size(); ++i) {
+    const bool plain = all_.stops[stop] != i;
+    if (!plain) ++stop;
+    Check& check = all_.checks[i];
+    if (check.watched && DictWatch::IsNoisy(check.object())) check.watched = 0;
+    if (!check.watched) unwatched_.Add(check, plain);
+  }
+  unwatched_.Complete(this);
 }
 
 void GuardSet::AddPlaces(Check check, Details* details) {
@@ -204,7 +226,7 @@ void GuardSet::AddPlaces(Check check, Details* details) {
     const bool owned_tuple = held != nullptr && PyTuple_CheckExact(held) && ExpectedValue::MayOwn(held);
     if (owned_tuple) details->owned.push_back(Py_NewRef(held));
     check.value = reinterpret_cast<uintptr_t>(held);
-    Add(check, value.address_suffices() || owned_tuple || witness.object != nullptr);
+    all_.Add(check, value.address_suffices() || owned_tuple || witness.object != nullptr);
     check.further = 1;
     if (witness.object != nullptr) {
       Check second = check;
@@ -213,7 +235,7 @@ void GuardSet::AddPlaces(Check check, Details* details) {
       second.offset = witness.offset;
       second.type = reinterpret_cast<uintptr_t>(witness.type);
       second.value = witness.word;
-      Add(second, true);
+      all_.Add(second, true);
     }
     check.word += sizeof(void*);
     check.offset = static_cast<int16_t>(check.offset + sizeof(void*));
@@ -327,33 +349,51 @@ bool GuardSet::Passes(Check& check) {
   return false;
 }
 
-bool GuardSet::FailAt(const Check* check) {
-  last_failure_ = check - checks_.data();
-  return false;
-}
-
-bool GuardSet::Hold() {
-  Check* check = checks_.data();
-  const Check* const last = check + stops_.back();
-  for (const uint32_t* stop = stops_.data();; ++stop, ++check) {
-    for (const Check* const end = checks_.data() + *stop; check != end; ++check) {
+const GuardSet::Check* GuardSet::FirstFailing(CheckList* list) {
+  Check* check = list->checks.data();
+  const Check* const last = check + list->stops.back();
+  for (const uint32_t* stop = list->stops.data();; ++stop, ++check) {
+    for (const Check* const end = list->checks.data() + *stop; check != end; ++check) {
       // Operators have emptied the caches since the last call. Prefetching an address is no access: what lies there may
       // be gone already. The word mostly shares its cache line with the type.
       __builtin_prefetch(check[kAhead].word);
       uintptr_t word;
       std::memcpy(&word, check->word, sizeof word);
       if (reinterpret_cast<uintptr_t>(Py_TYPE(check->object())) == check->type && word == check->value) continue;
-      if (!Passes(*check)) return FailAt(check);
+      if (!Passes(*check)) return check;
     }
-    if (check == last) return true;
+    if (check == last) return nullptr;
     __builtin_prefetch(check[kAhead].word);
-    if (!Passes(*check)) return FailAt(check);
+    if (!Passes(*check)) return check;
   }
+}
+
+bool GuardSet::Hold() {
+  // Before the checks: what a C function that they call changes counts for the next time.
+  const uint64_t epoch = DictWatch::epoch();
+  if (epoch == good_epoch_ && FirstFailing(&unwatched_) == nullptr) return true;
+  if (const Check* failing = FirstFailing(&all_); failing != nullptr) {
+    last_failure_ = failing - all_.checks.data();
+    return false;
+  }
+  if (DictWatch::num_noisy() != num_noisy_) {
+    // All objects are alive: their checks have just passed.
+    for (size_t i = 0; i < all_.size(); ++i) {
+      const Check& check = all_.checks[i];
+      if (check.watched && DictWatch::IsNoisy(check.object())) DictWatch::Retire(check.object());
+    }
+    ChooseUnwatched();
+  }
+  good_epoch_ = epoch;
+  return true;
 }
 
 std::string GuardSet::Describe() const {
   std::map<std::string, int> counts;
-  for (size_t i = 0; i < stops_.back(); ++i) counts[KindName(checks_[i].kind)] += checks_[i].further ? 0 : 1;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Check& check = all_.checks[i];
+    counts[check.watched ? "watched dicts" : KindName(check.kind)] += check.further ? 0 : 1;
+  }
   std::string text;
   for (const auto& [name, count] : counts) text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
   return text;
@@ -361,7 +401,7 @@ std::string GuardSet::Describe() const {
 
 std::string GuardSet::LastFailure() const {
   if (last_failure_ < 0) return "";
-  const Details& details = details_[checks_[last_failure_].details];
+  const Details& details = details_[all_.checks[last_failure_].details];
   std::string text = details.what;
   if (!details.keys.empty()) text += " (read: ";
   for (size_t i = 0; i < details.keys.size() && i < 4; ++i)

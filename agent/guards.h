@@ -16,7 +16,8 @@ namespace cuvil::agent {
 // Checks run in the order of first access and stop at the first difference: an object is looked at only after the
 // guard on whatever held it has passed, so that no freed object is ever dereferenced. Dicts and types compare
 // version tags; when a dict's tag moved, the keys that the trace read are compared and the tag is refreshed
-// (cpython_facts.md §4 lists what tags do not notice; those states have guards of their own).
+// (docs/design/0008-guards.md lists what tags do not notice; those states have guards of their own). Where CPython
+// tells of changes (dict_watch.h), dicts are looked at only after one of them has changed.
 //
 // Threads: GIL held for every member.
 // Ownership: owns no reference through which a module could be reached (ExpectedValue).
@@ -44,9 +45,10 @@ class GuardSet {
     const char* word = nullptr;  // in the object, which is borrowed: alive while the checks before this one hold
     uintptr_t type = 0;
     uintptr_t value = 0;    // of the word; kWeakref: referent
-    uint32_t details : 30;  // index into details_: only looked at when a word has moved
+    uint32_t details : 29;  // index into details_: only looked at when a word has moved
     uint32_t further : 1;   // one more check of the entry that the check before it is of
     uint32_t ordered : 1;   // kDict: an OrderedDict with several entries read as a whole: order counts
+    uint32_t watched : 1;   // kDict: its changes are told
     int16_t offset = 0;     // of the word, in bytes
     StateKind kind;
 
@@ -70,13 +72,26 @@ class GuardSet {
 
   // The checks of the places in `object` that hold `details.values`, one word after the other from `offset` on.
   void AddPlaces(Check check, Details* details);
-  void Add(const Check& check, bool plain);
-  bool Passes(Check& check);
-  bool FailAt(const Check* check);
-  bool DictStillMatches(Check& check);
+  // In the order of first access.
+  struct CheckList {
+    std::vector<Check> checks;    // followed by kAhead more, only to be prefetched, once it is complete
+    std::vector<uint32_t> stops;  // those that are not plain, then how many there are
 
-  std::vector<Check> checks_;    // followed by kAhead more, only to be prefetched
-  std::vector<uint32_t> stops_;  // those that are not plain, then how many there are
+    void Add(const Check& check, bool plain);
+    void Complete(const void* any_memory);
+    size_t size() const { return stops.back(); }
+  };
+  bool Passes(Check& check);
+  // The first check that fails, or null.
+  const Check* FirstFailing(CheckList* list);
+  bool DictStillMatches(Check& check);
+  // Again from `all_`: some watched dicts have become noisy.
+  void ChooseUnwatched();
+
+  CheckList all_;
+  CheckList unwatched_;      // those of all_ that the epoch says nothing about
+  uint64_t good_epoch_ = 0;  // of DictWatch, at which all have passed
+  uint64_t num_noisy_ = 0;   // of DictWatch, when unwatched_ was chosen
   std::vector<Details> details_;
   std::string why_not_;
   int64_t last_failure_ = -1;

@@ -49,7 +49,7 @@ SWITCHES = {
     ),
     "attention order": functions("_get_sdp_priority_order", "_set_sdp_priority_order", [2, 1, 0, 3, 4]),
     "sm carveout": functions("_get_sm_carveout_experimental", "_set_sm_carveout_experimental", 4),
-    "depthwise kernel": functions("_get_cudnn_depthwise_kernel", "_set_cudnn_depthwise_kernel", None),
+    "depthwise kernel": functions("_get_cudnn_depthwise_kernel", "_set_cudnn_depthwise_kernel", "native"),
     "grouped gemm": functions("_get_cublaslt_prefer_grouped_gemm", "_set_cublaslt_prefer_grouped_gemm", None),
 }
 

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+namespace cuvil::agent {
+
+// Tells by one number whether any of the dicts in its care has changed, so that a thousand of them need not be looked
+// at before every call.
+//
+// CPython 3.12 and later notify about the changes of a watched dict, wherever they move its version tag. Some dicts
+// change all the time (the globals of a script that loops): after kNoisyAfter changes they are given up, and whoever
+// relies on them has to look for himself. Without watchers (3.11, or all eight are taken) nothing is watched.
+//
+// Threads: GIL held.
+// Source:  PyDict_AddWatcher, CPython C API reference
+class DictWatch {
+ public:
+  static constexpr uint32_t kNoisyAfter = 32;
+
+  // From now on a change of the dict moves epoch(). False: it has to be looked at.
+  static bool Watch(PyObject* dict);
+
+  // Moves with each change of a watched dict, its end included. Never 0.
+  static uint64_t epoch() { return epoch_; }
+  // Moves when a dict has become noisy. Its changes move the epoch until Retire().
+  static uint64_t num_noisy() { return num_noisy_; }
+  static bool IsNoisy(PyObject* dict);
+  // Ends the watch of a noisy dict. Precondition: the dict is alive.
+  static void Retire(PyObject* dict);
+
+ private:
+  friend struct DictWatchState;
+  inline static uint64_t epoch_ = 1;
+  inline static uint64_t num_noisy_ = 0;
+};
+
+}  // namespace cuvil::agent
