@@ -20,6 +20,8 @@ constexpr double kMinPredictedGain = 0.05;
 constexpr double kMinFurtherGain = 0.01;
 // Tensors of this size have kernels that fill the device by themselves.
 constexpr size_t kMaxPlanBytes = size_t{64} << 20;
+// By estimate: so long a graph is not even launched to see how long it takes.
+constexpr double kMaxSerialNs = 10e6;
 constexpr uint32_t kMinRounds = 2, kMaxRounds = 5;
 // Of the winner in its final memory; and the part of the gain that has to be left there, as one launch says little.
 constexpr uint32_t kFinalRounds = 1;
@@ -99,7 +101,7 @@ class Trial {
           arena_->health().Note(s);
           report.skipped = std::string(s.message());
         }
-      } else if (options_.max_streams > 1) {
+      } else if (options_.max_streams > 1 && schedule->estimate_ns <= kMaxSerialNs) {
         TimeSerial();
       }
       // On every way out, before the pool.
@@ -125,6 +127,7 @@ class Trial {
     if (serial_.body().memory_plan().high_water_bytes > kMaxPlanBytes) {
       return "its tensors are large, so that kernels fill the device by themselves";
     }
+    if (serial.estimate_ns > kMaxSerialNs) return "a launch takes too long for a trial";
     // The trial's pool may come to that, and then the arena's grows. Nobody else's graph has to go for a trial.
     const GraphBudget::Usage usage = arena_->budget().usage();
     const auto own = static_cast<double>(arena_->account().pool_bytes());

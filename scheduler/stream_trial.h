@@ -49,7 +49,7 @@ struct StreamCandidate {
 struct StreamReport {
   std::vector<StreamCandidate> candidates;  // the first is serial
   uint32_t chosen = 0;
-  std::string skipped;  // why there was no trial; empty if there was one; the serial graph has been timed anyway
+  std::string skipped;  // why there was no trial; empty if there was one; a short serial graph is timed anyway
   std::string timeline;
   double launch_ns = 0;  // host time of a launch of what was chosen; zero: not measured
   uint64_t trial_ns = 0;
