@@ -245,6 +245,11 @@ GraphBudget::GivenUp GraphBudget::GiveUpAll() {
   return given_up;
 }
 
+void GraphBudget::AddCached(uint64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  cached_bytes_ += bytes;
+}
+
 void GraphBudget::CachesAreEmpty() {
   const std::lock_guard<std::mutex> lock(mutex_);
   cached_bytes_ = 0;

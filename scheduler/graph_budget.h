@@ -153,6 +153,8 @@ class GraphBudget {
 
   // Gives up every graph of the device.
   GivenUp GiveUpAll();
+  // A pool without an account of its own, which is about to die, has so much.
+  void AddCached(uint64_t bytes);
   // Torch has given its caches back to the device.
   void CachesAreEmpty();
   // Whether torch's caches have to be emptied so that the limit holds, or so that the device has `need_bytes` and its

@@ -106,6 +106,10 @@ class Trial {
       }
       // On every way out, before the pool.
       plans_.clear();
+      for (const auto& pool : pools_) {
+        const absl::StatusOr<uint64_t> bytes = pool->ReservedBytes();
+        if (bytes.ok()) arena_->budget().AddCached(*bytes);
+      }
       pools_.clear();
       if (report.skipped.empty() && report.chosen != 0) Adopt();
       const StreamSchedule& used = outcome_.schedule != nullptr ? *outcome_.schedule : *schedule;

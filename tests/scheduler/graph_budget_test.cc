@@ -259,6 +259,8 @@ TEST_F(GraphBudgetTest, PoolsThatAreGoneAreCachedUntilTorchEmptiesItsCaches) {
   EXPECT_TRUE(budget_.WantsEmptyCaches(40 * kMiB, {49 * kMiB, 640 * kMiB}));  // for the device
   const auto other = NewArena(50 * kMiB);
   EXPECT_TRUE(budget_.WantsEmptyCaches(0, room));
+  budget_.AddCached(5 * kMiB);
+  EXPECT_EQ(budget_.usage().cached_bytes, 65 * kMiB);
   budget_.CachesAreEmpty();
   EXPECT_EQ(budget_.usage().cached_bytes, 0u);
   EXPECT_FALSE(budget_.WantsEmptyCaches(1000 * kMiB, {0, 640 * kMiB}));
