@@ -129,6 +129,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   // The pool asks for the GIL, which nobody who holds the arena may wait for.
   const PoolScope pool(options.pool != nullptr ? *options.pool : arena_->pool());
   if (!pool.status().ok()) return pool.status();
+  if (absl::Status s = ReserveOnSideStreams(*schedule, *streams); !s.ok()) return s;
   // Behind whatever uses the memory that is free by now.
   GraphArena::Use use(*arena_, stream);
   if (absl::Status s = use.Begin(); !s.ok()) return s;
@@ -192,6 +193,29 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   absl::StatusOr<device::ExecutableGraph> executable = graph_->Instantiate();
   if (!executable.ok()) return executable.status();
   executable_.emplace(*std::move(executable));
+  return absl::OkStatus();
+}
+
+absl::Status GraphPlan::ReserveOnSideStreams(const StreamSchedule& schedule,
+                                             absl::Span<const device::StreamHandle> streams) {
+  // For a block of 1 to 10 MiB torch takes a segment of 20, on each stream anew; for one of 10 exactly so much. What is
+  // given back here is what the stream's blocks are cut from then (c10/cuda/CUDACachingAllocator.cpp: kMinLargeAlloc,
+  // kLargeBuffer). Inception-v3 on three streams took 68 MiB in the place of 24.
+  constexpr int64_t kReservedBytes = int64_t{10} << 20;
+  const std::vector<bool> large = StreamsOfLargeBlocks(*parts_.body, schedule);
+  cir::TensorType type;
+  type.dtype = cir::DType::kUInt8;
+  type.device = arena_->device().type;
+  type.device_index = arena_->device().index;
+  type.sizes = {kReservedBytes};
+  type.strides = {1};
+  for (uint32_t s = 1; s < schedule.num_streams; ++s) {
+    if (!large[s]) continue;
+    torch_abi::CurrentStreamScope current;
+    if (absl::Status e = current.Enter(arena_->streams(), arena_->device().index, streams[s]); !e.ok()) return e;
+    const absl::StatusOr<OwnedTensor> block = MakeTensor(type);
+    if (!block.ok()) return block.status();
+  }
   return absl::OkStatus();
 }
 

@@ -118,6 +118,8 @@ class GraphPlan {
   explicit GraphPlan(std::shared_ptr<GraphArena> arena) : arena_(std::move(arena)) {}
   absl::Status Capture(absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
                        const CaptureOptions& options);
+  // Has torch take as little as it can for blocks of side streams, within their pool.
+  absl::Status ReserveOnSideStreams(const StreamSchedule& schedule, absl::Span<const device::StreamHandle> streams);
   // Whether the captured graph can race; Internal if it can.
   absl::Status Verify(const ScheduledCapture& scheduled) const;
   absl::Status CaptureCopies(CopyNodes* copies, uint32_t step, device::StreamCapture* capture);

@@ -174,6 +174,21 @@ ScheduleStep DescribeStep(const cir::Graph& graph, const Op& op) {
 
 }  // namespace
 
+std::vector<bool> StreamsOfLargeBlocks(const ExecutionPlan& plan, const StreamSchedule& schedule) {
+  constexpr int64_t kSmallBytes = int64_t{1} << 20;
+  const cir::Graph& graph = plan.graph();
+  std::vector<bool> large(schedule.num_streams, false);
+  for (uint32_t i = 0; i < plan.steps().size() && i < schedule.stream.size(); ++i) {
+    const Op& op = graph.ops[plan.steps()[i].op];
+    bool wants = std::string_view(op.name).starts_with("aten::conv");
+    for (const cir::Result& result : op.results) {
+      for (const ValueId id : result.values) wants |= graph.value(id).type.span_bytes() > kSmallBytes;
+    }
+    if (wants) large[schedule.stream[i]] = true;
+  }
+  return large;
+}
+
 bool RunsWithoutBlas(const Op& op) { return std::ranges::binary_search(kWithoutBlas, std::string_view(op.name)); }
 
 ScheduleProblem DescribeSteps(const ExecutionPlan& plan, absl::Span<const uint32_t> num_kernels) {

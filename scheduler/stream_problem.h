@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "jit/cir/graph.h"
@@ -20,6 +21,10 @@ namespace cuvil::scheduler {
 
 // `num_kernels`: by step, how many nodes it put into a graph; empty where that is not known.
 ScheduleProblem DescribeSteps(const ExecutionPlan& plan, absl::Span<const uint32_t> num_kernels);
+
+// By stream of the schedule: whether torch will want blocks of more than 1 MiB there, which it cuts from segments of
+// another kind than smaller ones. Convolutions do, for cuDNN.
+std::vector<bool> StreamsOfLargeBlocks(const ExecutionPlan& plan, const StreamSchedule& schedule);
 
 // Whether the operator surely runs without cuBLAS, whose workspaces torch keeps for each stream, 32 MiB on an H200.
 // Convolutions count as sure: torch gives them to cuDNN unless that is switched off.

@@ -31,6 +31,8 @@ constexpr double kCaptureShare = 0.6;
 constexpr double kCoarseChainNs = 8000, kCoarseEdgeNs = 4000;
 constexpr double kEdgeNs = 1500;
 
+constexpr char kTooMuchMemory[] = "takes too much memory";
+
 struct Samples {
   std::vector<double> device_ns, launch_ns;
 };
@@ -193,13 +195,21 @@ class Trial {
     plans_.resize(report.candidates.size());
     for (size_t i = 1; i < report.candidates.size(); ++i) {
       StreamCandidate& candidate = report.candidates[i];
+      if (candidate.num_streams >= num_too_many_) {
+        candidate.rejected = kTooMuchMemory;
+        continue;
+      }
+      // One candidate is measured if there is any time at all: captures of big programs take tens of milliseconds, and
+      // the first may have taken too much memory.
       const double launches_ns = launch_ns * static_cast<double>(running.size() + 1) * (kMinRounds + 1);
-      if (static_cast<double>(Spent() + serial_.capture_ns()) > budget_ns * kCaptureShare ||
-          static_cast<double>(Spent()) + launches_ns > budget_ns) {
+      const bool fits = static_cast<double>(Spent() + serial_.capture_ns()) <= budget_ns * kCaptureShare &&
+                        static_cast<double>(Spent()) + launches_ns <= budget_ns;
+      if (!fits && (running.size() > 1 || Spent() > options_.budget_ns)) {
         candidate.rejected = "no time left";
         continue;
       }
       candidate.rejected = Capture(i, *before);
+      if (candidate.rejected == kTooMuchMemory) num_too_many_ = candidate.num_streams;
       if (!candidate.rejected.empty()) continue;
       running.push_back(plans_[i].get());
       positions.push_back(i);
@@ -254,7 +264,7 @@ class Trial {
       // What the pool has now would count for the next one as well.
       plan->reset();
       const absl::Status added = AddPool();
-      return added.ok() ? "takes too much memory" : std::string(added.message());
+      return added.ok() ? kTooMuchMemory : std::string(added.message());
     }
     plans_[i] = *std::move(plan);
     return "";
@@ -300,6 +310,7 @@ class Trial {
   const uint64_t start_ns_;
   uint64_t budget_start_ns_ = 0;
   ScheduleProblem problem_;
+  uint32_t num_too_many_ = UINT32_MAX;                            // streams, that took too much memory
   std::vector<std::shared_ptr<const StreamSchedule>> schedules_;  // of the candidates but the first
   std::vector<std::unique_ptr<AllocationPool>> pools_;
   std::vector<std::unique_ptr<GraphPlan>> plans_;  // of the candidates; their memory is the pools'

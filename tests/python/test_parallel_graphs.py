@@ -135,6 +135,7 @@ def test_several_threads_on_streams_of_their_own() -> None:
 
 def test_memory_grows_within_the_stated_bounds_and_goes_back() -> None:
     model, _ = make()
+    torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
     for seed in range(3):
         model(image(seed))
@@ -142,9 +143,10 @@ def test_memory_grows_within_the_stated_bounds_and_goes_back() -> None:
     for candidate in candidates:
         if candidate["replay_ns"]:
             assert candidate["pool_bytes"] <= 1.1 * candidates[0]["pool_bytes"] + 40 * 2**20, candidate
-    # The trial's own pool is gone: what is left is the plan's, a workspace and eager's.
+    # The trial's own pool is torch's cache: what is left without that is the plan's, and a workspace.
+    torch.cuda.empty_cache()
     chosen = next(c for c in candidates if c["chosen"])
-    assert torch.cuda.memory_reserved() <= reserved + chosen["pool_bytes"] + 100 * 2**20
+    assert torch.cuda.memory_reserved() <= reserved + chosen["pool_bytes"] + 64 * 2**20
 
 
 def test_another_shape_has_a_measurement_of_its_own() -> None:

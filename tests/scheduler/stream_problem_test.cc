@@ -45,6 +45,24 @@ TEST_F(StreamProblemTest, StepsReadAndWriteStorages) {
   EXPECT_EQ(problem.cells[0].last_step, 2u);
 }
 
+TEST_F(StreamProblemTest, ConvolutionsAndLargeTensorsWantLargeBlocks) {
+  auto graph = cir::Parse(
+      "cir 1\nsource 0 \"\"\n%0 : float32[1,1,600,600]{360000,360000,600,1} cpu @0 = input 0\n"
+      "%1 : float32[1,1,1,1]{1,1,1,1} cpu @1 = captured 0\n"
+      "#0 aten::neg(Tensor %0) -> (%2 : float32[1,1,600,600]{360000,360000,600,1} cpu @2) source 0\n"
+      "#1 aten::neg(Tensor %1) -> (%3 : float32[1,1,1,1]{1,1,1,1} cpu @3) source 0\n"
+      "#2 aten::conv2d(Tensor %3, Tensor %1, Tensor? none, SymInt[] ints[1, 1], SymInt[] ints[0, 0], SymInt[] ints[1, "
+      "1], SymInt 1) -> (%4 : float32[1,1,1,1]{1,1,1,1} cpu @4) source 0\n"
+      "return %2, %4\n");
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  const auto plan = ExecutionPlan::Build(*std::move(graph), api_, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  StreamSchedule schedule;
+  schedule.num_streams = 4;
+  schedule.stream = {1, 2, 3};
+  EXPECT_EQ(StreamsOfLargeBlocks(**plan, schedule), (std::vector<bool>{false, true, false, true}));
+}
+
 TEST_F(StreamProblemTest, MoreWorkCostsMore) {
   const std::string body =
       "#0 aten::neg(Tensor %0) -> (%1 : float32[2,4]{4,1} cpu @1) source 0\n"
