@@ -233,20 +233,13 @@ std::vector<CuptiSession::Clone> CuptiSession::CollectClones(size_t max_clones, 
 }
 
 absl::Status CuptiSession::Stop(
-    absl::FunctionRef<absl::Status()> synchronize,
     absl::FunctionRef<void(absl::Span<const CuptiBufferView>, const CuptiBufferCounts&)> read) {
   if (ended_) return absl::FailedPreconditionError("the session has ended");
-  StopCorrelation();
-  // What is still running is to be recorded.
-  absl::Status waited = synchronize();
   absl::Status status = Disable();
-  status = Earlier(std::move(status), api_.ToStatus("cuptiActivityFlushAll", api_.cuptiActivityFlushAll(0)));
-  // What was queued before the first wait had ended, and is recorded.
-  if (waited.ok()) waited = synchronize();
-  status =
-      Earlier(std::move(status), api_.ToStatus("cuptiActivityFlushAll", api_.cuptiActivityFlushAll(kCuptiFlushForced)));
+  const int flushed = api_.cuptiActivityFlushAll(kCuptiFlushForced);
+  status = Earlier(std::move(status), api_.ToStatus("cuptiActivityFlushAll", flushed));
   Abandon(read);
-  return Earlier(std::move(waited), status);
+  return Earlier(std::move(status), api_.ToStatus("cuptiFinalize", api_.cuptiFinalize()));
 }
 
 void CuptiSession::Abandon(absl::FunctionRef<void(absl::Span<const CuptiBufferView>, const CuptiBufferCounts&)> read) {

@@ -2,15 +2,14 @@
 //
 // A process has one session at a time, because CUPTI's buffer callbacks know of no user. CUPTI's one place for a
 // subscriber is taken for moments only: torch.profiler, used for the first time while it is taken, would have no GPU
-// for the rest of the process. Taking CUPTI out of the process afterwards is another matter
-// (scheduler/cupti_removal.h).
+// for the rest of the process.
 //
-// Threads:   Push and Pop from any thread, also after the end; CollectClones by one thread at a time; Attach, Stop and
-//            Abandon by one thread, the session's owner.
-// Ownership: buffers are the session's, or CUPTI's between its two callbacks; what CUPTI never gives back is left to
-// it. Errors:    Attach: FailedPrecondition  another tool holds CUPTI; nothing has been changed
+// Threads:   Push and Pop from any thread, also after the end; CollectClones by one thread at a time; all else by one
+//            thread, the session's owner. Attach and Stop at a quiet moment (scheduler/quiet_moment.h).
+// Ownership: buffers are the session's, or CUPTI's between its two callbacks; what CUPTI keeps is left to it.
+// Errors:    Attach: FailedPrecondition  another tool holds CUPTI; nothing has been changed
 //                    Unavailable         CUPTI refuses; what had been enabled is disabled again
-//            Stop:   Unavailable         CUPTI or the device refused; the records that came are given all the same
+//            Stop:   Unavailable         CUPTI refuses; the records that came are given all the same
 #pragma once
 
 #include <atomic>
@@ -81,12 +80,13 @@ class CuptiSession {
   // now.
   std::vector<Clone> CollectClones(size_t max_clones, absl::FunctionRef<void()> instantiate);
 
-  // Ends the recording. `synchronize` waits for all work of this process. `read` is given what was recorded, while the
-  // names that records point to exist.
-  absl::Status Stop(absl::FunctionRef<absl::Status()> synchronize,
-                    absl::FunctionRef<void(absl::Span<const CuptiBufferView>, const CuptiBufferCounts&)> read);
-  // Ends the session while another tool uses CUPTI: leaves all that this tool may have enabled as it is. `read` is
-  // given what has come so far.
+  // No thread pushes any more; before one of the two below.
+  void StopCorrelation();
+  // Ends the session and takes CUPTI out of the process. `read` is given what was recorded, while the names that
+  // records point to exist.
+  absl::Status Stop(absl::FunctionRef<void(absl::Span<const CuptiBufferView>, const CuptiBufferCounts&)> read);
+  // Ends the session and leaves all that is enabled as it is: another tool uses CUPTI, or there is no quiet moment.
+  // `read` is given what has come so far.
   void Abandon(absl::FunctionRef<void(absl::Span<const CuptiBufferView>, const CuptiBufferCounts&)> read);
 
   // The parent's session is none here: CUPTI is not called again.
@@ -99,7 +99,6 @@ class CuptiSession {
   explicit CuptiSession(const CuptiApi& api) : api_(api) {}
   absl::Status Enable();
   absl::Status Disable();
-  void StopCorrelation();
 
   const CuptiApi& api_;
   std::vector<int> enabled_kinds_;

@@ -56,7 +56,8 @@ uint64_t KernelAttribution::SiteOf(const CuptiActivity& activity, const CuptiAct
   return launch.first_site + node->second;
 }
 
-DeviceProfile Attribute(const CuptiActivities& all, const CuptiClock& clock, const KernelAttribution& attribution) {
+DeviceProfile Attribute(const CuptiActivities& all, const CuptiClock& clock, const KernelAttribution& attribution,
+                        uint64_t end_ns) {
   DeviceProfile profile;
   profile.names = all.names;
   profile.activities.reserve(all.activities.size());
@@ -67,10 +68,13 @@ DeviceProfile Attribute(const CuptiActivities& all, const CuptiClock& clock, con
       ++num_untimed;
       continue;
     }
+    const uint64_t site = attribution.SiteOf(from, all);
+    const uint64_t start_ns = clock.ToMonotonicNs(from.start);
+    if (site == ProfileRecorder::kNoSite && start_ns > end_ns) continue;
     DeviceActivity& to = profile.activities.emplace_back();
-    to.start_ns = clock.ToMonotonicNs(from.start);
+    to.start_ns = start_ns;
     to.end_ns = std::max(to.start_ns, clock.ToMonotonicNs(from.end));
-    to.site = attribution.SiteOf(from, all);
+    to.site = site;
     to.bytes = from.bytes;
     to.name = from.name;
     to.stream = from.stream;

@@ -63,7 +63,9 @@ class KernelAttribution {
   std::unordered_map<uint64_t, uint32_t> offset_by_clone_;
 };
 
-// All that a profile says of the device, with times of the host's clock.
-DeviceProfile Attribute(const CuptiActivities& all, const CuptiClock& clock, const KernelAttribution& attribution);
+// All that a profile says of the device, with times of the host's clock. What began after `end_ns` is left out, unless
+// a site asked for it before.
+DeviceProfile Attribute(const CuptiActivities& all, const CuptiClock& clock, const KernelAttribution& attribution,
+                        uint64_t end_ns);
 
 }  // namespace cuvil::scheduler

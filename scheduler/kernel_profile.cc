@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "memory/device/synchronize.h"
-#include "scheduler/cupti_reader.h"
+#include "scheduler/monotonic_clock.h"
 
 namespace cuvil::scheduler {
 namespace {
@@ -39,16 +39,17 @@ absl::StatusOr<std::shared_ptr<KernelProfile>> KernelProfile::StartForProcess() 
 absl::StatusOr<std::shared_ptr<KernelProfile>> KernelProfile::Start(const CuptiApi& cupti,
                                                                     const device::DriverApi& driver) {
   std::shared_ptr<KernelProfile> profile(new KernelProfile(cupti, driver));  // NOLINT: the constructor is private
-  absl::StatusOr<std::unique_ptr<CuptiSession>> session = CuptiSession::Attach(cupti);
-  if (absl::IsFailedPrecondition(session.status()) && TorchLeftCupti(cupti)) {
-    if (absl::Status s = RemoveCuptiThatTorchLeft(cupti, profile->Synchronize()); !s.ok()) {
-      return absl::Status(s.code(), absl::StrCat("torch.profiler has left CUPTI attached, and it cannot be removed: ",
-                                                 std::string(s.message())));
+  const absl::Status status = AtQuietMoment(cupti, profile->Synchronize(), [&]() -> absl::Status {
+    absl::StatusOr<std::unique_ptr<CuptiSession>> session = CuptiSession::Attach(cupti);
+    if (absl::IsFailedPrecondition(session.status()) && TorchLeftCupti(cupti)) {
+      if (absl::Status s = cupti.ToStatus("cuptiFinalize", cupti.cuptiFinalize()); !s.ok()) return s;
+      session = CuptiSession::Attach(cupti);
     }
-    session = CuptiSession::Attach(cupti);
-  }
-  if (!session.ok()) return session.status();
-  profile->session_ = *std::move(session);
+    if (!session.ok()) return session.status();
+    profile->session_ = *std::move(session);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
   return profile;
 }
 
@@ -97,50 +98,57 @@ std::shared_ptr<const device::ExecutableGraph> KernelProfile::ExecutableOf(
   return twin.executable;
 }
 
-DeviceProfile KernelProfile::Finish(bool shared) {
-  std::unordered_map<const GraphPlan*, Twin> twins;  // destroyed when nothing of them runs any more
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    finished_ = true;
-    twins.swap(twins_);
-  }
-  CuptiActivities all;
-  CuptiBufferCounts counts;
-  const auto read = [&](absl::Span<const CuptiBufferView> buffers, const CuptiBufferCounts& of) {
-    all = ReadCuptiBuffers(cupti_, buffers);
-    counts = of;
-  };
-  std::vector<std::string> notes;
-  if (shared) {
-    session_->Abandon(read);
-    notes.emplace_back("torch.profiler was started inside of the profile: kernels are missing from then on.");
-  } else if (absl::Status s = session_->Stop(Synchronize(), read); !s.ok()) {
-    notes.push_back(absl::StrCat("Some kernels may be missing: ", std::string(s.message()), "."));
-  }
-  DeviceProfile profile = Attribute(all, session_->clock(), attribution_);
-  profile.num_dropped += counts.dropped;
-  profile.notes = std::move(notes);
-  if (!shared && counts.missing != 0) {
-    profile.notes.emplace_back("Some kernels are missing: another tool took CUPTI over inside of the profile.");
-  }
-  if (all.num_unreadable != 0) {
-    profile.notes.push_back(absl::StrCat("Some kernels are missing: ", all.num_unreadable,
-                                         " of CUPTI's buffers could not be read to their end."));
-  }
-  return profile;
-}
-
 SynchronizeFunction KernelProfile::Synchronize() const {
   return [&driver = driver_] { return device::SynchronizeDevices(driver); };
 }
 
-absl::Status KernelProfile::Remove() {
-  absl::Status status = RemoveCupti(cupti_, Synchronize());
-  // torch.profiler has been used inside of the profile, and has come to its end.
-  if (absl::IsFailedPrecondition(status) && TorchLeftCupti(cupti_)) {
-    status = RemoveCuptiThatTorchLeft(cupti_, Synchronize());
+void KernelProfile::Close() {
+  session_->StopCorrelation();
+  end_ns_ = MonotonicNs();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  finished_ = true;
+}
+
+absl::StatusOr<DeviceProfile> KernelProfile::Finish() {
+  const auto read = [this](absl::Span<const CuptiBufferView> buffers, const CuptiBufferCounts& counts) {
+    activities_ = ReadCuptiBuffers(cupti_, buffers);
+    counts_ = counts;
+  };
+  absl::Status stopped;
+  const absl::Status status = AtQuietMoment(cupti_, Synchronize(), [&] {
+    stopped = session_->Stop(read);
+    // None of them runs any more.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    twins_.clear();
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  DeviceProfile profile = Result();
+  if (!stopped.ok()) {
+    profile.notes.push_back(absl::StrCat("Some kernels may be missing: ", std::string(stopped.message()), "."));
   }
-  return status;
+  if (counts_.missing != 0) {
+    profile.notes.emplace_back("Some kernels are missing: another tool took CUPTI over inside of the profile.");
+  }
+  return profile;
+}
+
+DeviceProfile KernelProfile::GiveUp() {
+  session_->Abandon([this](absl::Span<const CuptiBufferView> buffers, const CuptiBufferCounts& counts) {
+    activities_ = ReadCuptiBuffers(cupti_, buffers);
+    counts_ = counts;
+  });
+  return Result();
+}
+
+DeviceProfile KernelProfile::Result() const {
+  DeviceProfile profile = Attribute(activities_, session_->clock(), attribution_, end_ns_);
+  profile.num_dropped += counts_.dropped;
+  if (activities_.num_unreadable != 0) {
+    profile.notes.push_back(absl::StrCat("Some kernels are missing: ", activities_.num_unreadable,
+                                         " of CUPTI's buffers could not be read to their end."));
+  }
+  return profile;
 }
 
 }  // namespace cuvil::scheduler

@@ -3,13 +3,10 @@
 // Plans' graphs were instantiated before CUPTI was there, so that it does not know their nodes: while a profile is
 // taken, a plan launches a second executable of its captured graph (docs/design/0011-kernel-profiles.md).
 //
-// Threads:   Start, Finish and Remove by one thread; all else from any thread, also after the end.
-// GIL:       Start and Remove should hold it, because they may take CUPTI out of the process
-// (scheduler/cupti_removal.h);
-//            Finish should not, because it waits for the device.
+// Threads:   Start, Close, Finish and GiveUp by one thread; all else from any thread, also after the end.
+// GIL:       Start and Finish should hold it (scheduler/quiet_moment.h); all else does not need it.
 // Ownership: the second executables; plans are not kept alive.
-// Errors:    Start: as CuptiSession::Attach
-//            Remove: as RemoveCupti
+// Errors:    Start, Finish: as AtQuietMoment and CuptiSession::Attach
 #pragma once
 
 #include <cstddef>
@@ -24,11 +21,12 @@
 #include "memory/device/cuda_graph.h"
 #include "memory/device/driver_api.h"
 #include "scheduler/cupti_api.h"
-#include "scheduler/cupti_removal.h"
+#include "scheduler/cupti_reader.h"
 #include "scheduler/cupti_session.h"
 #include "scheduler/device_activity.h"
 #include "scheduler/graph_plan.h"
 #include "scheduler/kernel_attribution.h"
+#include "scheduler/quiet_moment.h"
 
 namespace cuvil::scheduler {
 
@@ -58,10 +56,12 @@ class KernelProfile {
 
   void AfterForkInChild() { session_->AfterForkInChild(); }
 
-  // Ends the recording, once. `shared`: another tool uses CUPTI by now, which has to stay as that tool wants it.
-  DeviceProfile Finish(bool shared);
-  // Behind Finish, unless another tool uses CUPTI; may be tried again.
-  absl::Status Remove();
+  // The profile's end: what is asked of a device from now on is not part of it.
+  void Close();
+  // Behind Close: takes CUPTI out of the process, and gives what was recorded. After Unavailable it may be tried again.
+  absl::StatusOr<DeviceProfile> Finish();
+  // Behind Close, instead: leaves CUPTI as it is, and gives what has come so far.
+  DeviceProfile GiveUp();
 
  private:
   struct Twin {
@@ -72,11 +72,16 @@ class KernelProfile {
   KernelProfile(const CuptiApi& cupti, const device::DriverApi& driver) : cupti_(cupti), driver_(driver) {}
   std::shared_ptr<const device::ExecutableGraph> MakeTwin(const GraphPlan& plan);
   SynchronizeFunction Synchronize() const;
+  DeviceProfile Result() const;
 
   const CuptiApi& cupti_;
   const device::DriverApi& driver_;
   std::unique_ptr<CuptiSession> session_;
   KernelAttribution attribution_;
+  // Of the thread that ends it.
+  uint64_t end_ns_ = 0;
+  CuptiActivities activities_;
+  CuptiBufferCounts counts_;
 
   std::mutex mutex_;  // of all below; held while an executable is made
   std::unordered_map<const GraphPlan*, Twin> twins_;

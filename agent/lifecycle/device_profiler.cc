@@ -14,9 +14,9 @@
 namespace cuvil::agent {
 namespace {
 
-// Other threads run in the pauses between attempts to take CUPTI out of the process.
-constexpr int kRemovalAttempts = 5;
-constexpr std::chrono::milliseconds kRemovalPause{5};
+// Other threads run in the pauses between attempts to find a quiet moment.
+constexpr int kEndAttempts = 5;
+constexpr std::chrono::milliseconds kEndPause{5};
 
 // Whether a module that has been imported says so in a variable of its own.
 bool IsTrueIn(const char* module_name, const char* variable) {
@@ -34,17 +34,20 @@ DeviceProfiler::DeviceProfiler(std::string refusal) : refusal_(std::move(refusal
 void DeviceProfiler::Attach() {
   if (!IsTrueIn("torch.cuda", "_initialized")) return;
   due_ = false;
-  sampled_since_ns_ = scheduler::MonotonicNs();
-  sampling_ = scheduler::LiveSampler::ForProcess().Start();
   if (!refusal_.empty()) {
     notes_.push_back(refusal_);
-    return;
-  }
-  // Since the profile began.
-  if (TorchProfilerIsOn()) {
+  } else if (TorchProfilerIsOn()) {
+    // Since the profile began.
     notes_.emplace_back("Kernels are not recorded: torch.profiler was at work when the GPU was first used.");
-    return;
+  } else {
+    AttachCupti();
   }
+  // Behind it, because the sampler's thread uses the driver when it starts.
+  sampled_since_ns_ = scheduler::MonotonicNs();
+  sampling_ = scheduler::LiveSampler::ForProcess().Start();
+}
+
+void DeviceProfiler::AttachCupti() {
   absl::StatusOr<std::shared_ptr<scheduler::KernelProfile>> started = scheduler::KernelProfile::StartForProcess();
   if (!started.ok()) {
     notes_.push_back(absl::StrCat("Kernels are not recorded: ", std::string(started.status().message()), "."));
@@ -60,11 +63,39 @@ void DeviceProfiler::Finish(bool shared) {
   {
     AssertGilHeld();
     const GilRelease no_gil;
+    if (kernels != nullptr) kernels->Close();
     FinishSampling();
-    if (kernels != nullptr) result_ = kernels->Finish(shared);
   }
+  if (kernels == nullptr) return;
+  absl::Status status;
+  for (int attempt = 0; attempt < kEndAttempts; ++attempt) {
+    // May have begun meanwhile.
+    if (shared || TorchProfilerIsOn()) {
+      Take(kernels->GiveUp());
+      notes_.emplace_back("torch.profiler was started inside of the profile: kernels are missing from then on.");
+      return;
+    }
+    absl::StatusOr<scheduler::DeviceProfile> finished = kernels->Finish();
+    status = finished.status();
+    if (finished.ok()) {
+      Take(*std::move(finished));
+      return;
+    }
+    if (!absl::IsUnavailable(status)) break;
+    AssertGilHeld();
+    const GilRelease no_gil;
+    std::this_thread::sleep_for(kEndPause);
+  }
+  Take(kernels->GiveUp());
+  notes_.push_back(
+      absl::StrCat("Kernels are missing, and CUPTI is still attached, so that launches are slower until a "
+                   "later profile ends: ",
+                   std::string(status.message()), "."));
+}
+
+void DeviceProfiler::Take(scheduler::DeviceProfile result) {
+  result_ = std::move(result);
   for (std::string& note : result_.notes) notes_.push_back(std::move(note));
-  if (kernels != nullptr && !shared) Remove(*kernels);
 }
 
 void DeviceProfiler::FinishSampling() {
@@ -77,21 +108,6 @@ void DeviceProfiler::FinishSampling() {
     notes_.push_back(absl::StrCat("Counters are missing: ", std::string(report.status.message()), "."));
   }
   if (report.overwritten) notes_.emplace_back("The first of the counters' samples found no room and are missing.");
-}
-
-void DeviceProfiler::Remove(scheduler::KernelProfile& kernels) {
-  absl::Status removed;
-  for (int attempt = 0; attempt < kRemovalAttempts; ++attempt) {
-    if (TorchProfilerIsOn()) return;  // may have begun meanwhile
-    removed = kernels.Remove();
-    if (!absl::IsUnavailable(removed)) break;
-    AssertGilHeld();
-    const GilRelease no_gil;
-    std::this_thread::sleep_for(kRemovalPause);
-  }
-  if (removed.ok()) return;
-  notes_.push_back(absl::StrCat("CUPTI is still attached, and launches are slower until a later profile ends: ",
-                                std::string(removed.message()), "."));
 }
 
 OwnedRef DeviceProfiler::Describe() const {

@@ -34,7 +34,8 @@ class DeviceProfiler {
   // Null: nothing is attached.
   const std::shared_ptr<scheduler::KernelProfile>& kernels() const { return kernels_; }
 
-  // Ends the recording; waits for the device, with the GIL released. `shared`: torch.profiler is at work.
+  // Ends the recording; waits for the device, some milliseconds of it with the GIL held (scheduler/quiet_moment.h).
+  // `shared`: torch.profiler is at work.
   void Finish(bool shared);
   void AfterForkInChild() {
     if (kernels_ != nullptr) kernels_->AfterForkInChild();
@@ -46,8 +47,9 @@ class DeviceProfiler {
 
  private:
   void Attach();
+  void AttachCupti();
   void FinishSampling();
-  void Remove(scheduler::KernelProfile& kernels);
+  void Take(scheduler::DeviceProfile result);
 
   bool due_ = true;
   const std::string refusal_;

@@ -22,10 +22,6 @@ class CuptiSessionTest : public ::testing::Test {
     EXPECT_TRUE(session.ok()) << session.status();
     return session.ok() ? *std::move(session) : nullptr;
   }
-  absl::Status Wait() {
-    fake_.log.push_back("wait");
-    return wait_status_;
-  }
   void Read(absl::Span<const CuptiBufferView> buffers, const CuptiBufferCounts& counts) {
     fake_.log.push_back("read");
     buffers_.assign(buffers.size(), 0);
@@ -33,13 +29,12 @@ class CuptiSessionTest : public ::testing::Test {
     counts_ = counts;
   }
   absl::Status Stop(CuptiSession& session) {
-    return session.Stop([this] { return Wait(); },
-                        [this](const auto& buffers, const auto& counts) { Read(buffers, counts); });
+    session.StopCorrelation();
+    return session.Stop([this](const auto& buffers, const auto& counts) { Read(buffers, counts); });
   }
 
   testing::FakeCupti fake_;
   const CuptiApi api_ = testing::FakeCupti::Api();
-  absl::Status wait_status_;
   std::vector<size_t> buffers_;
   CuptiBufferCounts counts_;
 };
@@ -50,12 +45,12 @@ TEST_F(CuptiSessionTest, CorrelationIsOnBeforeTheFirstKernelCanBeRecorded) {
                             "enable 1", "enable 22", "enable 2"}));
 }
 
-TEST_F(CuptiSessionTest, TheEndWaitsDisablesFlushesWaitsAndFlushesByForce) {
+TEST_F(CuptiSessionTest, TheEndDisablesFlushesReadsAndFinalizes) {
   const auto session = Attach();
   fake_.log.clear();
   EXPECT_TRUE(Stop(*session).ok());
-  EXPECT_EQ(fake_.log, (Log{"wait", "disable 2", "disable 22", "disable 1", "disable 10", "disable 5", "disable 4",
-                            "disable 39", "flush 0", "wait", "flush 1", "read"}));
+  EXPECT_EQ(fake_.log, (Log{"disable 2", "disable 22", "disable 1", "disable 10", "disable 5", "disable 4",
+                            "disable 39", "flush 1", "read", "finalize"}));
   fake_.log.clear();
   EXPECT_EQ(Stop(*session).code(), absl::StatusCode::kFailedPrecondition);  // once
   EXPECT_TRUE(fake_.log.empty());
@@ -81,21 +76,13 @@ TEST_F(CuptiSessionTest, WhatCannotBeEnabledIsUndone) {
   EXPECT_NE(Attach(), nullptr);  // and may be tried again
 }
 
-TEST_F(CuptiSessionTest, WhatThereIsIsGivenAlsoIfTheDeviceCannotBeWaitedFor) {
-  const auto session = Attach();
-  wait_status_ = absl::UnavailableError("cuCtxSynchronize: capturing");
-  fake_.Launch("k", 10, 20);
-  EXPECT_EQ(Stop(*session), wait_status_);
-  EXPECT_THAT(fake_.log, Contains("disable 10"));
-  EXPECT_EQ(buffers_.size(), 1u);
-}
-
 TEST_F(CuptiSessionTest, AFailureAtTheEndIsReportedAndTheEndGoesOn) {
   const auto session = Attach();
   fake_.failing = "disable 10";
   EXPECT_EQ(Stop(*session).message(), "cuptiActivityDisable: CUPTI_ERROR_UNKNOWN (999)");
   EXPECT_THAT(fake_.log, Contains("disable 39"));
-  EXPECT_EQ(fake_.log.back(), "read");
+  EXPECT_THAT(fake_.log, Contains("read"));
+  EXPECT_EQ(fake_.log.back(), "finalize");
 }
 
 TEST_F(CuptiSessionTest, AnAbandonedSessionLeavesWhatAnotherToolUses) {

@@ -6,6 +6,7 @@ namespace cuvil::scheduler {
 namespace {
 
 constexpr uint64_t kNoSite = ProfileRecorder::kNoSite;
+constexpr uint64_t kNoEnd = ~uint64_t{0};
 
 CuptiActivity Kernel(uint32_t correlation, uint64_t graph_node = 0, uint64_t start = 10, uint64_t end = 20) {
   CuptiActivity kernel;
@@ -94,7 +95,7 @@ TEST(AttributeTest, PutsActivitiesOnTheHostsClockByStartAndKeepsCuptisTotal) {
   all.activities.push_back(Kernel(5, 0, 1900, 1950));
   all.activities.back().kind = DeviceActivityKind::kCopy;
   all.external_ids[1] = KernelAttribution::IdOfStep(3);
-  const DeviceProfile profile = Attribute(all, clock, KernelAttribution());
+  const DeviceProfile profile = Attribute(all, clock, KernelAttribution(), kNoEnd);
   ASSERT_EQ(profile.activities.size(), 3u);
   EXPECT_EQ(profile.activities[0].start_ns, 11'100u);
   EXPECT_EQ(profile.activities[0].end_ns, 11'200u);
@@ -107,6 +108,21 @@ TEST(AttributeTest, PutsActivitiesOnTheHostsClockByStartAndKeepsCuptisTotal) {
   EXPECT_EQ(profile.num_dropped, 2u);
 }
 
+TEST(AttributeTest, WhatBeganBehindTheEndIsLeftOutUnlessASiteAskedForIt) {
+  CuptiClock clock;
+  clock.first = {0, 0};
+  clock.last = {1000, 1000};
+  CuptiActivities all;
+  all.names = {"a"};
+  all.activities = {Kernel(1, 0, 100, 200), Kernel(2, 0, 600, 700), Kernel(3, 0, 800, 900)};
+  all.external_ids[3] = KernelAttribution::IdOfStep(3);
+  const DeviceProfile profile = Attribute(all, clock, KernelAttribution(), 500);
+  ASSERT_EQ(profile.activities.size(), 2u);
+  EXPECT_EQ(profile.activities[0].start_ns, 100u);
+  EXPECT_EQ(profile.activities[1].site, 3u);
+  EXPECT_EQ(profile.recorded_ns, 200u);
+}
+
 TEST(AttributeTest, TotalsAreNanosecondsWhateverClockCuptiHas) {
   CuptiClock clock;
   clock.first = {1000, 11'000};
@@ -114,7 +130,7 @@ TEST(AttributeTest, TotalsAreNanosecondsWhateverClockCuptiHas) {
   CuptiActivities all;
   all.names = {"a"};
   all.activities = {Kernel(1, 0, 2000, 2400), Kernel(2, 0, 3000, 3080)};
-  const DeviceProfile profile = Attribute(all, clock, KernelAttribution());
+  const DeviceProfile profile = Attribute(all, clock, KernelAttribution(), kNoEnd);
   EXPECT_EQ(profile.activities[0].end_ns - profile.activities[0].start_ns, 100u);
   EXPECT_EQ(profile.recorded_ns, 120u);
 }

@@ -1,4 +1,4 @@
-#include "scheduler/cupti_removal.h"
+#include "scheduler/quiet_moment.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -16,7 +16,7 @@ namespace cuvil::scheduler {
 namespace {
 
 // An idle device is waited for in 10 µs (H200), and one that is kept busy by small kernels in more than that.
-constexpr uint64_t kIdleWaitNs = 50'000;
+constexpr uint64_t kIdleWaitNs = 100'000;
 constexpr int kIdleWaits = 3;
 constexpr int64_t kClockDifferenceNs = 1'000'000'000;
 
@@ -29,7 +29,8 @@ void OnCall(void*, int domain, uint32_t, const void* data) noexcept {
   if (*static_cast<const int*>(data) == kCuptiApiEnter) num_calls.fetch_add(1, std::memory_order_seq_cst);
 }
 
-// How long the device was waited for: `synchronize` on a thread of its own, which goes on when the limit is over.
+// Waits for the device and says how long it took to find it idle: on a thread of its own, which goes on when the limit
+// is over.
 absl::StatusOr<uint64_t> WaitForDevice(const SynchronizeFunction& synchronize, std::chrono::milliseconds limit) {
   struct State {
     std::mutex mutex;
@@ -40,8 +41,10 @@ absl::StatusOr<uint64_t> WaitForDevice(const SynchronizeFunction& synchronize, s
   const auto state = std::make_shared<State>();
   std::thread([state, synchronize] {
     waits_here = true;
+    absl::Status status = synchronize();
+    // Again, without what the driver does once for each thread.
     const uint64_t start_ns = MonotonicNs();
-    const absl::Status status = synchronize();
+    if (status.ok()) status = synchronize();
     const uint64_t waited_ns = MonotonicNs() - start_ns;
     const std::lock_guard<std::mutex> lock(state->mutex);
     if (status.ok()) {
@@ -59,18 +62,27 @@ absl::StatusOr<uint64_t> WaitForDevice(const SynchronizeFunction& synchronize, s
   return state->waited_ns;
 }
 
-absl::Status Finalize(const CuptiApi& api) { return api.ToStatus("cuptiFinalize", api.cuptiFinalize()); }
+absl::Status FindIdleDevice(const SynchronizeFunction& synchronize, const QuietMomentOptions& options) {
+  int num_idle = 0;
+  for (int round = 0; round < options.num_rounds; ++round) {
+    // Whoever was in the middle of a call, or between two calls of one operator, has come to its end after this.
+    std::this_thread::sleep_for(options.quiet);
+    const auto waited_ns = WaitForDevice(synchronize, options.wait_limit);
+    if (!waited_ns.ok()) return waited_ns.status();
+    num_idle = *waited_ns < kIdleWaitNs ? num_idle + 1 : 0;
+    if (num_idle == kIdleWaits) return absl::OkStatus();
+  }
+  return absl::UnavailableError("other threads keep using the device");
+}
 
 // OK at a moment when no call has been entered since `options.quiet` and the device is idle.
-absl::Status FindQuietMoment(const SynchronizeFunction& synchronize, const CuptiRemovalOptions& options) {
+absl::Status FindMomentWithoutCalls(const SynchronizeFunction& synchronize, const QuietMomentOptions& options) {
   for (int round = 0; round < options.num_rounds; ++round) {
     const uint64_t before = num_calls.load();
-    // Whoever was in the middle of a call, or between two calls of one operator, has come to its end after this.
     std::this_thread::sleep_for(options.quiet);
     if (num_calls.load() != before) continue;
     const auto waited_ns = WaitForDevice(synchronize, options.wait_limit);
     if (!waited_ns.ok()) return waited_ns.status();
-    std::this_thread::sleep_for(options.quiet / 2);
     if (num_calls.load() == before) return absl::OkStatus();
   }
   return absl::UnavailableError("other threads keep using the device");
@@ -78,19 +90,23 @@ absl::Status FindQuietMoment(const SynchronizeFunction& synchronize, const Cupti
 
 }  // namespace
 
-absl::Status RemoveCupti(const CuptiApi& api, const SynchronizeFunction& synchronize,
-                         const CuptiRemovalOptions& options) {
+absl::Status AtQuietMoment(const CuptiApi& api, const SynchronizeFunction& synchronize,
+                           absl::FunctionRef<absl::Status()> action, const QuietMomentOptions& options) {
+  if (absl::Status s = FindIdleDevice(synchronize, options); !s.ok()) return s;
   void* subscriber = nullptr;
   const int subscribed = api.cuptiSubscribe(&subscriber, OnCall, nullptr);
-  if (subscribed == kCuptiMultipleSubscribers) return absl::FailedPreconditionError("another tool holds CUPTI");
+  if (subscribed == kCuptiMultipleSubscribers) {
+    if (TorchLeftCupti(api)) return action();
+    return absl::FailedPreconditionError("another tool holds CUPTI (a profiler or a debugger)");
+  }
   if (absl::Status s = api.ToStatus("cuptiSubscribe", subscribed); !s.ok()) return s;
   absl::Status status;
   for (const int domain : {kCuptiDriverDomain, kCuptiRuntimeDomain}) {
     if (status.ok()) status = api.ToStatus("cuptiEnableDomain", api.cuptiEnableDomain(1, subscriber, domain));
   }
-  if (status.ok()) status = FindQuietMoment(synchronize, options);
+  if (status.ok()) status = FindMomentWithoutCalls(synchronize, options);
   api.cuptiUnsubscribe(subscriber);
-  return status.ok() ? Finalize(api) : status;
+  return status.ok() ? action() : status;
 }
 
 bool TorchLeftCupti(const CuptiApi& api) {
@@ -100,19 +116,6 @@ bool TorchLeftCupti(const CuptiApi& api) {
   const int64_t real_time_ns = static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
   const int64_t difference = static_cast<int64_t>(cupti) - real_time_ns;
   return difference > kClockDifferenceNs || difference < -kClockDifferenceNs;
-}
-
-absl::Status RemoveCuptiThatTorchLeft(const CuptiApi& api, const SynchronizeFunction& synchronize,
-                                      const CuptiRemovalOptions& options) {
-  int num_idle = 0;
-  for (int round = 0; round < options.num_rounds && num_idle < kIdleWaits; ++round) {
-    std::this_thread::sleep_for(options.quiet);
-    const auto waited_ns = WaitForDevice(synchronize, options.wait_limit);
-    if (!waited_ns.ok()) return waited_ns.status();
-    num_idle = *waited_ns < kIdleWaitNs ? num_idle + 1 : 0;
-  }
-  if (num_idle < kIdleWaits) return absl::UnavailableError("other threads keep using the device");
-  return Finalize(api);
 }
 
 }  // namespace cuvil::scheduler
