@@ -79,13 +79,18 @@ uint32_t KernelProfile::NumSites(const GraphPlan& plan) {
 
 std::shared_ptr<const device::ExecutableGraph> KernelProfile::MakeTwin(const GraphPlan& plan) {
   std::shared_ptr<const device::ExecutableGraph> twin;
-  const std::vector<CuptiSession::Clone> clones =
-      session_->CollectClones(kClonesPerNode * plan.node_counts().total(), [&] {
-        absl::StatusOr<device::ExecutableGraph> made = plan.graph().Instantiate();
-        if (made.ok()) twin = std::make_shared<const device::ExecutableGraph>(*std::move(made));
-      });
-  attribution_.AddClones(NodesOf(plan), clones);
-  return twin;
+  const absl::Status status = AtQuietMoment(cupti_, Synchronize(), [&]() -> absl::Status {
+    absl::Status made_status;
+    const std::vector<CuptiSession::Clone> clones =
+        session_->CollectClones(kClonesPerNode * plan.node_counts().total(), [&] {
+          absl::StatusOr<device::ExecutableGraph> made = plan.graph().Instantiate();
+          made_status = made.status();
+          if (made.ok()) twin = std::make_shared<const device::ExecutableGraph>(*std::move(made));
+        });
+    attribution_.AddClones(NodesOf(plan), clones);
+    return made_status;
+  });
+  return status.ok() ? twin : nullptr;
 }
 
 std::shared_ptr<const device::ExecutableGraph> KernelProfile::ExecutableOf(
@@ -94,7 +99,11 @@ std::shared_ptr<const device::ExecutableGraph> KernelProfile::ExecutableOf(
   if (finished_) return nullptr;
   Twin& twin = twins_[plan.get()];
   // Another plan may have been at this address.
-  if (twin.plan.lock() != plan) twin = {plan, MakeTwin(*plan)};
+  if (twin.plan.lock() != plan) twin = {plan, nullptr, 0};
+  if (twin.executable == nullptr && twin.num_attempts < kMaxAttempts) {
+    ++twin.num_attempts;
+    twin.executable = MakeTwin(*plan);
+  }
   return twin.executable;
 }
 

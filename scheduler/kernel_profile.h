@@ -4,7 +4,7 @@
 // taken, a plan launches a second executable of its captured graph (docs/design/0011-kernel-profiles.md).
 //
 // Threads:   Start, Close, Finish and GiveUp by one thread; all else from any thread, also after the end.
-// GIL:       Start and Finish should hold it (scheduler/quiet_moment.h); all else does not need it.
+// GIL:       Start, ExecutableOf and Finish should hold it (scheduler/quiet_moment.h); all else does not need it.
 // Ownership: the second executables; plans are not kept alive.
 // Errors:    Start, Finish: as AtQuietMoment and CuptiSession::Attach
 #pragma once
@@ -49,6 +49,7 @@ class KernelProfile {
 
   // What to launch in the place of the plan's own executable, whose kernels can be told apart. Null: there is none, and
   // the plan's own is attributed to the call as a whole.
+  // The first one is made at a quiet moment: to see it made takes CUPTI's subscriber.
   std::shared_ptr<const device::ExecutableGraph> ExecutableOf(const std::shared_ptr<const GraphPlan>& plan);
   // The plan's sites: one for each step of its body, and then one for each kernel that copies outputs.
   static uint32_t NumSites(const GraphPlan& plan);
@@ -67,7 +68,9 @@ class KernelProfile {
   struct Twin {
     std::weak_ptr<const GraphPlan> plan;
     std::shared_ptr<const device::ExecutableGraph> executable;
+    int num_attempts = 0;
   };
+  static constexpr int kMaxAttempts = 3;
 
   KernelProfile(const CuptiApi& cupti, const device::DriverApi& driver) : cupti_(cupti), driver_(driver) {}
   std::shared_ptr<const device::ExecutableGraph> MakeTwin(const GraphPlan& plan);

@@ -9,21 +9,24 @@ namespace cuvil::agent {
 GraphRecorder::GraphRecorder(PyObject* module, uint64_t plan_number, const trace::Trace& trace)
     : module_(module), plan_number_(plan_number), trace_(trace) {}
 
-const scheduler::GraphPlan::Watch* GraphRecorder::Begin(const std::shared_ptr<const scheduler::GraphPlan>& plan) {
+void GraphRecorder::Prepare(const std::shared_ptr<const scheduler::GraphPlan>& plan) {
   const ProfiledCall* call = StepRecorder::CallOf(module_);
-  if (call == nullptr) return nullptr;
+  if (call == nullptr) return;
   const auto of_tail = [&](const std::string& path) { return SitesOfTail(plan->tail(), trace_, path); };
   tail_.emplace(*call, plan_number_, PlanPart::kTail, of_tail);
   watch_.tail = tail_->observer();
   kernels_ = call->kernels();
-  if (kernels_ != nullptr) {
-    const auto of_graph = [&](const std::string& path) { return SitesOfGraph(*plan, trace_, path); };
-    const uint64_t first_site = call->AddSites(plan_number_, PlanPart::kGraph, of_graph);
-    executable_ = kernels_->ExecutableOf(plan);
-    watch_.executable = executable_.get();
-    entered_ = kernels_->EnterLaunch(first_site, call->kernel_call());
-  }
-  return &watch_;
+  if (kernels_ == nullptr) return;
+  const auto of_graph = [&](const std::string& path) { return SitesOfGraph(*plan, trace_, path); };
+  first_site_ = call->AddSites(plan_number_, PlanPart::kGraph, of_graph);
+  call_ = call->kernel_call();
+  executable_ = kernels_->ExecutableOf(plan);
+  watch_.executable = executable_.get();
+}
+
+const scheduler::GraphPlan::Watch* GraphRecorder::Begin() {
+  if (kernels_ != nullptr) entered_ = kernels_->EnterLaunch(first_site_, call_);
+  return tail_.has_value() ? &watch_ : nullptr;
 }
 
 void GraphRecorder::End() {

@@ -15,7 +15,7 @@ namespace cuvil::agent {
 
 // Records one launch of a plan's graph and its tail for the process's profile.
 //
-// Threads: made with the GIL held; Begin and End without it, around the launch, on one thread.
+// Threads: made and prepared with the GIL held; Begin and End without it, around the launch, on one thread.
 class GraphRecorder {
  public:
   // `plan_number` tells plans apart over the life of the process.
@@ -24,8 +24,9 @@ class GraphRecorder {
   GraphRecorder(const GraphRecorder&) = delete;
   GraphRecorder& operator=(const GraphRecorder&) = delete;
 
+  void Prepare(const std::shared_ptr<const scheduler::GraphPlan>& plan);
   // What the launch is to look at; null if nobody looks.
-  const scheduler::GraphPlan::Watch* Begin(const std::shared_ptr<const scheduler::GraphPlan>& plan);
+  const scheduler::GraphPlan::Watch* Begin();
   void End();
 
  private:
@@ -36,6 +37,8 @@ class GraphRecorder {
   std::shared_ptr<const device::ExecutableGraph> executable_;
   std::optional<StepRecorder> tail_;
   scheduler::GraphPlan::Watch watch_;
+  uint64_t first_site_ = scheduler::ProfileRecorder::kNoSite;
+  uint64_t call_ = scheduler::KernelProfile::kNoCall;
   bool entered_ = false;
 };
 

@@ -375,11 +375,12 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
     if (replaced != nullptr) replaced->SetHolder(nullptr);
     replaced.reset();
   }
+  if (recorder != nullptr) recorder->Prepare(graph);
   const absl::Status status = [&] {
     AssertGilHeld();
     const GilRelease no_gil;
     (void)TakeOutOfMemory();  // of the program's own
-    const scheduler::GraphPlan::Watch* watch = recorder == nullptr ? nullptr : recorder->Begin(graph);
+    const scheduler::GraphPlan::Watch* watch = recorder == nullptr ? nullptr : recorder->Begin();
     absl::Status ran = graph->Run(inputs, captured, outputs, watch);
     if (recorder != nullptr) recorder->End();
     graph.reset();  // it may have been given up meanwhile
