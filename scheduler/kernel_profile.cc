@@ -25,15 +25,24 @@ std::vector<KernelAttribution::Node> NodesOf(const GraphPlan& plan) {
   return nodes;
 }
 
+// Never freed: threads may call it as long as the process lives.
+const absl::StatusOr<device::DriverApi>& ProcessDriver() {
+  static const auto* const driver = new absl::StatusOr<device::DriverApi>(device::DriverApi::Load());
+  return *driver;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<KernelProfile>> KernelProfile::StartForProcess() {
-  // Never freed: threads may call them as long as the process lives.
-  static const auto* const driver = new absl::StatusOr<device::DriverApi>(device::DriverApi::Load());
+  // Never freed: threads may call it as long as the process lives.
   static const auto* const cupti = new absl::StatusOr<CuptiApi>(CuptiApi::Load());
-  if (!driver->ok()) return driver->status();
+  if (!ProcessDriver().ok()) return ProcessDriver().status();
   if (!cupti->ok()) return cupti->status();
-  return Start(**cupti, **driver);
+  return Start(**cupti, *ProcessDriver());
+}
+
+void KernelProfile::WaitForProcess() {
+  if (ProcessDriver().ok()) static_cast<void>(device::SynchronizeDevices(*ProcessDriver()));
 }
 
 absl::StatusOr<std::shared_ptr<KernelProfile>> KernelProfile::Start(const CuptiApi& cupti,

@@ -34,6 +34,9 @@ class KernelProfile {
  public:
   // With the CUPTI and the driver of this process, which are found at first use.
   static absl::StatusOr<std::shared_ptr<KernelProfile>> StartForProcess();
+  // Waits for all that this process has queued, however long it takes; waits for a quiet moment are bounded. GIL not
+  // held. What goes wrong will be said when it matters.
+  static void WaitForProcess();
   // `cupti` and `driver` are borrowed for good.
   static absl::StatusOr<std::shared_ptr<KernelProfile>> Start(const CuptiApi& cupti, const device::DriverApi& driver);
 

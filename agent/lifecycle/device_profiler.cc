@@ -31,6 +31,13 @@ bool TorchProfilerIsOn() { return IsTrueIn("torch.autograd.profiler", "_is_profi
 
 DeviceProfiler::DeviceProfiler(std::string refusal) : refusal_(std::move(refusal)) { Attach(); }
 
+void DeviceProfiler::WaitForDevices() {
+  if (!IsTrueIn("torch.cuda", "_initialized")) return;
+  AssertGilHeld();
+  const GilRelease no_gil;
+  scheduler::KernelProfile::WaitForProcess();
+}
+
 void DeviceProfiler::Attach() {
   if (!IsTrueIn("torch.cuda", "_initialized")) return;
   due_ = false;
@@ -65,6 +72,7 @@ void DeviceProfiler::Finish(bool shared) {
     const GilRelease no_gil;
     if (kernels != nullptr) kernels->Close();
     FinishSampling();
+    if (kernels != nullptr && !shared) scheduler::KernelProfile::WaitForProcess();
   }
   if (kernels == nullptr) return;
   absl::Status status;

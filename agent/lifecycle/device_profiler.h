@@ -26,6 +26,9 @@ class DeviceProfiler {
   // `refusal`: a sentence on why there are to be no kernels of a GPU that is used; empty: there may be.
   explicit DeviceProfiler(std::string refusal);
 
+  // Waits for the devices if torch uses CUDA, with the GIL released: before one is made.
+  static void WaitForDevices();
+
   // Attaches CUPTI if that has not been tried and torch uses CUDA.
   void AttachIfDue() {
     if (due_) [[unlikely]]
