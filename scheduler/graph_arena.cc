@@ -156,6 +156,7 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::Dri
 }
 
 GraphArena::~GraphArena() {
+  dying_.emplace(driver_);
   WaitUntilIdle();
   shared_.shelf.PutBack(std::move(capture_stream_));
   for (device::Stream& stream : side_streams_) shared_.shelf.PutBackSide(std::move(stream));

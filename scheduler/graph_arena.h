@@ -193,6 +193,7 @@ class GraphArena {
         done_(std::move(done)),
         account_(shared.budget) {}
 
+  std::optional<device::RelaxedCaptureMode> dying_;  // as GraphPlan's
   const device::DriverApi& driver_;
   const torch_abi::CudaStreams& streams_;
   const cir::Device device_;

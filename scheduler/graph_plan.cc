@@ -73,7 +73,10 @@ absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::
 }
 
 // Memory must not go back while a launch may still use it.
-GraphPlan::~GraphPlan() { arena_->WaitUntilIdle(); }
+GraphPlan::~GraphPlan() {
+  dying_.emplace(arena_->driver());
+  arena_->WaitUntilIdle();
+}
 
 uint64_t GraphPlan::EstimateBytes(const ExecutionPlan& body) {
   uint64_t bytes = body.memory_plan().high_water_bytes;
@@ -121,6 +124,9 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   streams->insert(streams->begin(), stream);
   torch_abi::CurrentStreamScope current;
   if (absl::Status s = current.Enter(arena_->streams(), arena_->device().index, stream); !s.ok()) return s;
+  // What is allocated and made beside the capture itself must not end captures that other threads make. Within it the
+  // default mode tells of calls that a capture does not see.
+  std::optional<device::RelaxedCaptureMode> relaxed(std::in_place, arena_->driver());
   {
     const PoolScope workspaces(arena_->workspaces());
     if (!workspaces.status().ok()) return workspaces.status();
@@ -151,6 +157,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   }
   for (const TensorRef tensor : captured) captured_data_.push_back(reinterpret_cast<void*>(AddressOf(tensor)));
 
+  relaxed.reset();
   absl::StatusOr<device::StreamCapture> capture =
       device::StreamCapture::Begin(arena_->driver(), arena_->capture_stream());
   if (!capture.ok()) return capture.status();
@@ -177,6 +184,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   absl::StatusOr<device::CapturedGraph> graph = capture->Finish();
   if (!graph.ok()) return graph.status();
   graph_.emplace(*std::move(graph));
+  relaxed.emplace(arena_->driver());
   if (const device::FillKernel* fill = arena_->kernels().fill; fill != nullptr) {
     const auto replaced = fill->ReplaceMemsets(graph_->handle());
     if (!replaced.ok()) return replaced.status();

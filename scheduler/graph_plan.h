@@ -135,6 +135,9 @@ class GraphPlan {
   uint64_t AddressOf(torch_abi::TensorRef tensor) const;
   uint64_t CountOwnBytes() const;
 
+  // First, so that it ends last: models die at any time, in a capture of the program's own too, which what is destroyed
+  // here must not end.
+  std::optional<device::RelaxedCaptureMode> dying_;
   const std::shared_ptr<GraphArena> arena_;
   std::optional<GraphBudget::Entry> entry_;  // once there is a graph
   std::atomic<uint64_t> num_launches_{0};    // relaxed: a statistic

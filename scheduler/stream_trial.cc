@@ -42,6 +42,7 @@ absl::StatusOr<std::vector<Samples>> TimeReplays(GraphArena& arena, absl::Span<G
                                                  uint32_t* num_launches) {
   const absl::StatusOr<device::StreamHandle> stream = arena.streams().Current(arena.device().index);
   if (!stream.ok()) return stream.status();
+  const device::RelaxedCaptureMode relaxed(arena.driver());  // a wait in any other ends captures of other threads
   std::vector<Samples> samples(plans.size());
   std::vector<std::pair<size_t, device::EventTimer>> timers;
   for (uint32_t round = 0; round <= rounds; ++round) {

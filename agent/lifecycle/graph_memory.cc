@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
 #include "agent/cuda_memory_pool.h"
+#include "agent/cuda_state.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/log.h"
@@ -109,6 +110,7 @@ absl::StatusOr<std::shared_ptr<GraphArena>> ArenaOf(PyObject* module, cir::Devic
 }  // namespace
 
 absl::StatusOr<GraphRoom> MakeGraphRoom(PyObject* module, cir::Device device, uint64_t need_bytes) {
+  LetGraphDie(nullptr);
   GraphRoom room;
   absl::StatusOr<std::shared_ptr<GraphArena>> arena = ArenaOf(module, device);
   if (!arena.ok()) return arena.status();
@@ -167,7 +169,16 @@ void KeepGraphLimit(int device_index) {
   if (budget != nullptr && budget->WantsEmptyCaches(0, kAnyRoom)) EmptyCaches();
 }
 
+void LetGraphDie(std::shared_ptr<void> graph) {
+  static ProcessLifetime<GraphBudget::GivenUp> waiting;
+  if (graph != nullptr) waiting->push_back(std::move(graph));
+  if (waiting->empty() || CudaState::StreamIsCapturing()) return;
+  // They wait for whoever uses their arena, who may be waiting for the GIL.
+  Drop(std::exchange(*waiting, {}));
+}
+
 void EmptyCachesOfGraphs() {
+  LetGraphDie(nullptr);
   for (int device = 0; device < GraphArena::kMaxDevices; ++device) {
     const GraphBudget* budget = GraphArena::BudgetOf(device);
     if (budget == nullptr || budget->usage().cached_bytes == 0) continue;

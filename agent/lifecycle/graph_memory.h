@@ -43,6 +43,12 @@ absl::Status SettleGraphRoom(PyObject* module, uint64_t own_bytes, GraphRoom* ro
 // Threads: GIL held.
 void KeepGraphLimit(int device_index);
 
+// Where graphs die that nobody wants any more. While the calling thread captures for the program they wait for the next
+// that comes here: its capture may not see them die. Null lets die what waits.
+//
+// Threads: GIL held; released while graphs die.
+void LetGraphDie(std::shared_ptr<void> graph);
+
 // Empties torch's caches if memory of graphs that are gone is among them: after cuvil.reset().
 //
 // Threads: GIL held.

@@ -107,10 +107,7 @@ GraphRunner::~GraphRunner() {
     left_behind->push_back(std::move(graph));
     return;
   }
-  // It waits for whoever uses the arena, who may be waiting for the GIL.
-  AssertGilHeld();
-  const GilRelease no_gil;
-  graph.reset();
+  LetGraphDie(std::move(graph));
 }
 
 void GraphRunner::GiveUp(std::string reason) {

@@ -313,8 +313,11 @@ TEST_F(GraphPlanTest, DiesWithoutAWordWhileSomebodyCaptures) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   int mode_at_the_wait = -1;
   fake_.on_synchronize = [&] { mode_at_the_wait = fake_.capture_mode; };
+  fake_.modes_at_destruction.clear();
   plan->reset();
   EXPECT_EQ(mode_at_the_wait, 2);  // relaxed: waiting in any other ends captures
+  arena_.reset();
+  EXPECT_EQ(fake_.modes_at_destruction, (std::vector<int>{2, 2, 2}));  // executable, graph, event
   EXPECT_EQ(fake_.capture_mode, 0);
   fake_.on_synchronize = nullptr;
 }

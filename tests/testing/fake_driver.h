@@ -46,7 +46,8 @@ struct FakeDriver {
   int num_live = 0;                            // streams, events, graphs, executables, modules
   // What was made in which device's context. Using a handle while another device is current fails, as on a real one.
   int8_t current_device = 0;
-  std::function<void()> on_synchronize;  // at a wait for an event
+  std::vector<int> modes_at_destruction;  // of the calling thread, for each handle
+  std::function<void()> on_synchronize;   // at a wait for an event
   std::vector<std::pair<std::string, int>> made;
   std::map<const void*, int> device_of;
 
@@ -116,6 +117,7 @@ struct FakeDriver {
   }
   static int Destroy(const char* name) {
     --current->num_live;
+    current->modes_at_destruction.push_back(current->capture_mode);
     return current->Note(name);
   }
 
