@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "memory/device/capture_mode.h"
 #include "memory/device/synchronize.h"
 #include "scheduler/monotonic_clock.h"
 
@@ -92,6 +93,7 @@ std::shared_ptr<const device::ExecutableGraph> KernelProfile::MakeTwin(const Gra
     absl::Status made_status;
     const std::vector<CuptiSession::Clone> clones =
         session_->CollectClones(kClonesPerNode * plan.node_counts().total(), [&] {
+          const device::RelaxedCaptureMode relaxed(driver_);  // captures of other threads go on
           absl::StatusOr<device::ExecutableGraph> made = plan.graph().Instantiate();
           made_status = made.status();
           if (made.ok()) twin = std::make_shared<const device::ExecutableGraph>(*std::move(made));
@@ -136,6 +138,7 @@ absl::StatusOr<DeviceProfile> KernelProfile::Finish() {
   const absl::Status status = AtQuietMoment(cupti_, Synchronize(), [&] {
     stopped = session_->Stop(read);
     // None of them runs any more.
+    const device::RelaxedCaptureMode relaxed(driver_);
     const std::lock_guard<std::mutex> lock(mutex_);
     twins_.clear();
     return absl::OkStatus();
