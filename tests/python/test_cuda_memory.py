@@ -213,7 +213,7 @@ def test_no_capture_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> N
     model, twin = make()
     x = images(20)
     expected = twin(x)
-    limit_memory_to(100 * MIB)  # eager's, and less than the headroom of a large device
+    limit_memory_to(150 * MIB)  # enough for eager, not for the graph and the headroom of a device of 8 GiB or more
     for _ in range(4):
         same(model(x), expected)
     graph = graphs_of(model)[-1]
