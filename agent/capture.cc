@@ -84,11 +84,10 @@ bool Capture::GuardsHold() {
 std::string Capture::LastFailure() const { return last_failure_; }
 
 bool Capture::CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vector<torch_abi::TensorRef>* inputs,
-                             std::vector<torch_abi::TensorRef>* captured) {
+                             absl::Span<const torch_abi::TensorRef>* captured) {
   std::vector<PyObject*> objects;
   if (!inputs_->CollectTensors(call, &objects)) return false;
   const TensorBridge& bridge = Bridge();
-  pins->Reserve(objects.size() + captured_->size());
   for (PyObject* object : objects) {
     for (PyObject* other : not_arguments_) {
       if (object == other) return false;
@@ -96,10 +95,8 @@ bool Capture::CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vec
     pins->Pin(object);
     inputs->push_back(bridge.FromPyObject(object));
   }
-  for (size_t i = 0; i < captured_->size(); ++i) {
-    pins->Pin(captured_->at(i));
-    captured->push_back(bridge.FromPyObject(captured_->at(i)));
-  }
+  pins->PinAll(captured_->objects());
+  *captured = captured_->refs();
   return true;
 }
 

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "agent/py_ref.h"
 #include "agent/torch_state.h"
 #include "agent/trace/trace.h"
@@ -54,20 +56,21 @@ class PinnedTensors {
   PinnedTensors() = default;
   PinnedTensors(const PinnedTensors&) = delete;
   PinnedTensors& operator=(const PinnedTensors&) = delete;
-  ~PinnedTensors() { Release(); }
-
-  void Pin(PyObject* tensor) {
-    Py_INCREF(tensor);
-    tensors_.push_back(tensor);
-  }
-  void Reserve(size_t count) { tensors_.reserve(count); }
-  void Release() {
+  ~PinnedTensors() {
     for (PyObject* tensor : tensors_) Py_DECREF(tensor);
-    tensors_.clear();
+    for (PyObject* tensor : captured_) Py_DECREF(tensor);
+  }
+
+  void Pin(PyObject* tensor) { tensors_.push_back(Py_NewRef(tensor)); }
+  // Once. The list outlives this.
+  void PinAll(absl::Span<PyObject* const> captured) {
+    for (PyObject* tensor : captured) Py_INCREF(tensor);
+    captured_ = captured;
   }
 
  private:
-  std::vector<PyObject*> tensors_;
+  absl::InlinedVector<PyObject*, 8> tensors_;
+  absl::Span<PyObject* const> captured_;
 };
 
 // What a successful trace proved: the tensor program, the conditions under which it is the whole call, and how
@@ -96,7 +99,7 @@ class Capture {
   // Tensor handles for the plan, valid while `pins` lives. Call after the two checks above, under the same hold
   // of the GIL. False if a captured tensor is not what it was.
   bool CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vector<torch_abi::TensorRef>* inputs,
-                      std::vector<torch_abi::TensorRef>* captured);
+                      absl::Span<const torch_abi::TensorRef>* captured);
 
   // A new reference to the call's result; null with no exception set if it cannot be rebuilt.
   PyObject* BuildOutput(const CallArgs& call, std::vector<torch_abi::OwnedTensor> results);

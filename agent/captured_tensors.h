@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "agent/op_recorder.h"
 #include "agent/tensor_bridge.h"
 
@@ -36,9 +37,14 @@ class CapturedTensors {
       large_.push_back({Py_TYPE(tensor), std::move(metadata)});
     }
     tensors_.push_back(added);
+    objects_.push_back(tensor);
+    refs_.push_back(ref);
   }
   size_t size() const { return tensors_.size(); }
   PyObject* at(size_t i) const { return tensors_[i].object; }
+  // All of them, as Python has them and as torch has them. Precondition of looking at one: the guards hold.
+  absl::Span<PyObject* const> objects() const { return objects_; }
+  absl::Span<const torch_abi::TensorRef> refs() const { return refs_; }
   // Index of the first tensor that is not what it was, or -1. Precondition: the guards hold.
   int64_t FirstChanged() const {
     const TensorBridge& bridge = Bridge();
@@ -94,7 +100,9 @@ class CapturedTensors {
   }
 
   std::vector<Flat> flat_;
-  std::vector<Large> large_;  // of tensors with more than five dimensions
+  std::vector<Large> large_;                // of tensors with more than five dimensions
+  std::vector<PyObject*> objects_;          // as tensors_
+  std::vector<torch_abi::TensorRef> refs_;  // as tensors_: a place in the object
   std::vector<Tensor> tensors_;
 };
 

@@ -14,6 +14,7 @@
 #include "scheduler/plan_executor.h"
 #include "scheduler/scheduled_capture.h"
 #include "scheduler/stream_problem.h"
+#include "scheduler/torch/cuda_tensor_factory.h"
 
 namespace cuvil::scheduler {
 namespace {
@@ -102,10 +103,17 @@ uint64_t GraphPlan::AddressOf(TensorRef tensor) const {
 }
 
 absl::StatusOr<OwnedTensor> GraphPlan::MakeTensor(const cir::TensorType& type) const {
+  static const torch_abi::CudaTensorFactory factory = torch_abi::CudaTensorFactory::Find();
+  const torch_abi::TorchApi& api = parts_.body->api();
+  if (type.device == cir::DeviceType::kCuda && factory) {
+    void* cell = nullptr;
+    if (absl::Status s = factory.Make(type, &cell); !s.ok()) return absl::ResourceExhaustedError(s.message());
+    return api.TakeCell(&cell);
+  }
   void* handle = nullptr;
-  const int32_t made = parts_.body->api().empty_strided(static_cast<int64_t>(type.sizes.size()), type.sizes.data(),
-                                                        type.strides.data(), static_cast<int32_t>(type.dtype),
-                                                        static_cast<int32_t>(type.device), type.device_index, &handle);
+  const int32_t made = api.empty_strided(static_cast<int64_t>(type.sizes.size()), type.sizes.data(),
+                                         type.strides.data(), static_cast<int32_t>(type.dtype),
+                                         static_cast<int32_t>(type.device), type.device_index, &handle);
   if (made != 0) return absl::ResourceExhaustedError("torch has no memory for a tensor of a plan");
   return OwnedTensor::Steal(handle);
 }

@@ -110,9 +110,9 @@ absl::Status CapturedPlan::Build() {
 
 absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   PinnedTensors pins;
-  std::vector<torch_abi::TensorRef> inputs, captured;
+  std::vector<torch_abi::TensorRef> inputs;
+  absl::Span<const torch_abi::TensorRef> captured;
   inputs.reserve(capture_->graph().inputs.size());
-  captured.reserve(capture_->graph().captured.size());
   if (FaultInjected(FaultPoint::kCollect) || !capture_->CollectTensors(call, &pins, &inputs, &captured)) {
     return absl::FailedPreconditionError("a tensor is not what it was");
   }
