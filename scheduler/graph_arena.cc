@@ -17,7 +17,19 @@ struct DeviceShare {
   absl::Status status ABSL_GUARDED_BY(mutex);
   std::unique_ptr<const device::CopyKernel> copy ABSL_GUARDED_BY(mutex);
   std::unique_ptr<const device::FillKernel> fill ABSL_GUARDED_BY(mutex);
+  device::ContextHandle context ABSL_GUARDED_BY(mutex) = nullptr;
 
+  absl::StatusOr<device::ContextHandle> Context(const device::DriverApi& driver, int device_index) {
+    const absl::MutexLock lock(&mutex);
+    if (context == nullptr) {
+      const absl::StatusOr<device::ContextHandle> retained = device::RetainPrimaryContext(driver, device_index);
+      if (!retained.ok()) return retained.status();
+      context = *retained;
+    }
+    return context;
+  }
+
+  // The device's context is current.
   absl::StatusOr<GraphArena::Kernels> Kernels(const device::DriverApi& driver) {
     const absl::MutexLock lock(&mutex);
     if (!std::exchange(tried, true)) {
@@ -118,11 +130,14 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::CreateForProcess(cir::De
   DeviceShare& share = MakeShare(device.index);
   // Modules, streams and events belong to the context that is current when they are made.
   const torch_abi::CurrentDeviceScope current((*process)->streams, device.index);
+  const absl::StatusOr<device::ContextHandle> context = share.Context((*process)->driver, device.index);
+  if (!context.ok()) return context.status();
+  const device::ContextScope in_context((*process)->driver, *context);
   const device::RelaxedCaptureMode relaxed((*process)->driver);
   const absl::StatusOr<Kernels> kernels = share.Kernels((*process)->driver);
   if (!kernels.ok()) return kernels.status();
   return Create((*process)->driver, (*process)->streams, device, std::move(allocator),
-                {share.shelf, share.budget, share.health, *kernels});
+                {share.shelf, share.budget, share.health, *kernels, *context});
 }
 
 FreeingScope::FreeingScope() {

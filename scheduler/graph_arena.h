@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "jit/cir/tensor_type.h"
 #include "memory/device/capture_mode.h"
+#include "memory/device/context.h"
 #include "memory/device/copy_kernel.h"
 #include "memory/device/cuda_graph.h"
 #include "memory/device/driver_api.h"
@@ -129,6 +130,7 @@ class GraphArena {
     GraphBudget& budget;
     DeviceHealth& health;
     Kernels kernels;
+    device::ContextHandle context = nullptr;  // of the device; null: whatever is current
   };
   // `driver`, `streams` and what is shared are borrowed for good. The device is current.
   static absl::StatusOr<std::shared_ptr<GraphArena>> Create(const device::DriverApi& driver,
@@ -148,6 +150,7 @@ class GraphArena {
   DeviceAllocator& allocator() { return *allocator_; }
   cir::Device device() const { return device_; }
   const Kernels& kernels() const { return shared_.kernels; }
+  device::ContextHandle context() const { return shared_.context; }
   GraphBudget& budget() { return shared_.budget; }
   GraphBudget::Account& account() { return account_; }
   DeviceHealth& health() { return shared_.health; }

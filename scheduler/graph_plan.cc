@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::
   plan->parts_ = std::move(parts);
   const GraphArena& home = *plan->arena_;
   const torch_abi::CurrentDeviceScope current(home.streams(), home.device().index);
+  const device::ContextScope context(home.driver(), home.context());
   absl::StatusOr<device::StreamHandle> stream = home.streams().Current(home.device().index);
   if (!stream.ok()) return stream.status();
   // What a capture of ours allocates would end one of the program's own.
@@ -76,7 +77,10 @@ absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::
 // Memory must not go back while a launch may still use it.
 GraphPlan::~GraphPlan() {
   dying_.emplace(arena_->driver());
+  const device::ContextScope context(arena_->driver(), arena_->context());
   arena_->WaitUntilIdle();
+  executable_.reset();
+  graph_.reset();
 }
 
 uint64_t GraphPlan::EstimateBytes(const ExecutionPlan& body) {
@@ -327,6 +331,7 @@ absl::Status GraphPlan::Queue(absl::Span<const TensorRef> inputs, absl::Span<con
                               std::vector<OwnedTensor>* outputs, const Watch* watch) {
   if (inputs.size() != inputs_.size()) return absl::InvalidArgumentError("another number of inputs than the plan has");
   const torch_abi::CurrentDeviceScope current(arena_->streams(), arena_->device().index);
+  const device::ContextScope context(arena_->driver(), arena_->context());
   absl::StatusOr<device::StreamHandle> stream = arena_->streams().Current(arena_->device().index);
   if (!stream.ok()) return stream.status();
   // The legacy default stream, which is torch's own, cannot be captured (CUDA Programming Guide, stream capture).

@@ -93,6 +93,7 @@ class Trial {
 
   StreamTrialOutcome Run() {
     const torch_abi::CurrentDeviceScope current(arena_->streams(), arena_->device().index);
+    const device::ContextScope context(arena_->driver(), arena_->context());
     StreamReport& report = outcome_.report;
     problem_ = DescribeSteps(serial_.body(), KernelsByStep(serial_));
     const absl::StatusOr<StreamSchedule> schedule = ScheduleStreams(problem_, {});

@@ -179,6 +179,34 @@ TEST_F(GraphPlanTest, NodesAreChangedOnlyForOtherAddresses) {
   EXPECT_EQ(Read(held[0]), (std::vector<float>{1, 4}));
 }
 
+TEST_F(GraphPlanTest, AThreadWithoutAContextIsLentOne) {
+  void* const context = reinterpret_cast<void*>(500);
+  auto arena = GraphArena::Create(driver_, streams_, device_, std::make_unique<LoggingAllocator>(&pool_fails_),
+                                  {shelf_, budget_, health_, GraphArena::Kernels{&*copy_, nullptr}, context});
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  arena_ = *std::move(arena);
+  auto plan = Make();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EmulateLaunches(**plan);
+  fake_.needs_context = true;
+  g_stream = reinterpret_cast<void*>(77);
+  const OwnedTensor x = Floats({1, 2});
+  std::vector<OwnedTensor> outputs;
+  const absl::Status lent = (*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
+  ASSERT_TRUE(lent.ok()) << lent;
+  EXPECT_EQ(Read(outputs[1]), (std::vector<float>{2, 8}));
+  EXPECT_TRUE(fake_.contexts.empty());  // the thread is as it was
+  EXPECT_EQ(fake_.Count("cuCtxPushCurrent"), fake_.Count("cuCtxPopCurrent"));
+  // A thread that has it is left alone.
+  fake_.contexts = {context};
+  const size_t pushes = fake_.Count("cuCtxPushCurrent");
+  ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
+  EXPECT_EQ(fake_.Count("cuCtxPushCurrent"), pushes);
+  fake_.contexts.clear();
+  plan->reset();
+  fake_.needs_context = false;
+}
+
 TEST_F(GraphPlanTest, AChangeThatFailsIsTriedAgain) {
   auto plan = Make();
   ASSERT_TRUE(plan.ok()) << plan.status();

@@ -26,7 +26,9 @@ struct FakeDriver {
   FakeDriver& operator=(const FakeDriver&) = delete;
 
   std::vector<std::string> log;
-  std::string failing;  // the function that fails
+  std::vector<void*> contexts;  // the calling thread's stack of contexts
+  bool needs_context = false;   // functions refuse without one, as most of the driver's do
+  std::string failing;          // the function that fails
   int error = 999;
   std::deque<int> node_types = {0, 0, 2};  // of the captured graph; launched kernels are added
   int capture_status = 0;
@@ -91,6 +93,7 @@ struct FakeDriver {
 
   int Note(const char* name, const std::string& detail = "") {
     log.push_back(detail.empty() ? name : std::string(name) + " " + detail);
+    if (needs_context && contexts.empty() && log.back().find("Ctx") == std::string::npos) return 201;
     return failing == name ? error : 0;
   }
   size_t Count(const std::string& entry) const {
@@ -125,6 +128,26 @@ struct FakeDriver {
     device::DriverApi api;
     api.cuGetErrorName = [](int result, const char** name) {
       *name = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_UNKNOWN";
+      return 0;
+    };
+    api.cuDevicePrimaryCtxRetain = [](void** context, int device) {
+      *context = reinterpret_cast<void*>(500 + static_cast<uintptr_t>(device));
+      return current->Note("cuDevicePrimaryCtxRetain", std::to_string(device));
+    };
+    api.cuCtxGetCurrent = [](void** context) {
+      *context = current->contexts.empty() ? nullptr : current->contexts.back();
+      return 0;
+    };
+    api.cuCtxPushCurrent_v2 = [](void* context) {
+      const int result = current->Note("cuCtxPushCurrent");
+      if (result == 0) current->contexts.push_back(context);
+      return result;
+    };
+    api.cuCtxPopCurrent_v2 = [](void** context) {
+      const int result = current->Note("cuCtxPopCurrent");
+      if (result != 0) return result;
+      *context = current->contexts.back();
+      current->contexts.pop_back();
       return 0;
     };
     api.cuStreamCreate = [](void** stream, unsigned) { return Make("cuStreamCreate", stream); };
@@ -306,15 +329,9 @@ struct FakeDriver {
       *active = current->primary_contexts[device];
       return 0;
     };
-    api.cuDevicePrimaryCtxRetain = [](void** context, int device) {
-      *context = nullptr;
-      return current->Note("cuDevicePrimaryCtxRetain", std::to_string(device));
-    };
     api.cuDevicePrimaryCtxRelease_v2 = [](int device) {
       return current->Note("cuDevicePrimaryCtxRelease", std::to_string(device));
     };
-    api.cuCtxPushCurrent_v2 = [](void*) { return current->Note("cuCtxPushCurrent"); };
-    api.cuCtxPopCurrent_v2 = [](void**) { return current->Note("cuCtxPopCurrent"); };
     api.cuCtxSynchronize = [] { return current->Note("cuCtxSynchronize"); };
     api.cuThreadExchangeStreamCaptureMode = [](int* mode) {
       std::swap(*mode, current->capture_mode);
