@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -130,6 +131,12 @@ PlannedRun RunOnce(PlanEntry& entry, const CallArgs& call) {
     run.status = result.status();
   }
   return run;
+}
+
+// `type` is that of the pending exception, or null.
+bool IsOutOfMemory(PyObject* type) {
+  return type != nullptr && PyType_Check(type) &&
+         std::string_view(reinterpret_cast<PyTypeObject*>(type)->tp_name).ends_with("OutOfMemoryError");
 }
 
 Refusal DifferenceRefusal(const std::string& difference) {
@@ -301,6 +308,17 @@ PyObject* CompareCall(ModuleState& state, PyObject* callable, const CallArgs& ca
   }
 
   PyObject* result = RunOriginal(callable, call);
+  if (result == nullptr && planned.result && IsOutOfMemory(PyErr_Occurred())) {
+    // Alone it may have found the memory that the plan's result holds. The trace has shown that a second run leaves
+    // behind what one does; graphs went when torch ran out of memory.
+    PyErr_Clear();
+    planned.result.reset();
+    ready = absl::ResourceExhaustedError("no memory for eager's result beside the plan's");
+    absl::Status restored = absl::OkStatus();
+    if (before.has_value()) restored = ContainStatus([&] { return before->Restore(); });
+    if (!restored.ok()) ready = restored;
+    result = RunOriginal(callable, call);
+  }
   const ErrorScope errors;
   if (result != nullptr && ready.ok()) {
     ready = ContainStatus([&] { return Judge(state, call, entry, result, std::move(planned), before, after_plan); });

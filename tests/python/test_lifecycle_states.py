@@ -541,6 +541,46 @@ def test_a_plan_that_draws_more_than_eager_differs(enable: Any) -> None:
     assert "random generator" in fake.module_state(model)["refusals"][0]["message"]
 
 
+@pytest.mark.parametrize("is_random", [False, True])
+def test_eager_that_finds_no_memory_beside_the_plans_result_runs_again(enable: Any, is_random: bool) -> None:
+    enable()
+    calls = [0]
+
+    def thirsty(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        noise = torch.rand(3) if is_random else torch.zeros(3)
+        if calls[0] == 2:  # the comparing call
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x + noise
+
+    use(Script(lambda x: x + (torch.rand(3) if is_random else 0), is_random=is_random))
+    model = Structured(thirsty)
+    torch.manual_seed(3)
+    got = [model(X) for _ in range(5)]
+    torch.manual_seed(3)
+    for result in got:
+        assert torch.equal(result, X + (torch.rand(3) if is_random else 0))
+    assert calls[0] == 4, "traced, compared twice over, compared again; then the plan serves"
+    assert fake.stats()["planned"] == 2
+
+
+def test_memory_that_eager_does_not_find_alone_either_is_its_error(enable: Any) -> None:
+    enable()
+    fail = [False]
+
+    def thirsty(x: torch.Tensor) -> torch.Tensor:
+        if fail[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x * 2
+
+    use(Script(lambda x: x * 2))
+    model = Structured(thirsty)
+    model(X)
+    fail[0] = True
+    with pytest.raises(torch.OutOfMemoryError):
+        model(X)
+
+
 def test_an_error_in_a_random_plan_puts_the_generator_back(enable: Any) -> None:
     enable()
     fail = [False]
