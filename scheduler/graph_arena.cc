@@ -4,46 +4,10 @@
 #include <mutex>
 #include <utility>
 
+#include "scheduler/device_share.h"
+
 namespace cuvil::scheduler {
 namespace {
-
-// What arenas of one device share for as long as the process lives.
-struct DeviceShare {
-  StreamShelf shelf;
-  GraphBudget budget;
-  DeviceHealth health;
-  absl::Mutex mutex;
-  bool tried ABSL_GUARDED_BY(mutex) = false;
-  absl::Status status ABSL_GUARDED_BY(mutex);
-  std::unique_ptr<const device::CopyKernel> copy ABSL_GUARDED_BY(mutex);
-  std::unique_ptr<const device::FillKernel> fill ABSL_GUARDED_BY(mutex);
-  device::ContextHandle context ABSL_GUARDED_BY(mutex) = nullptr;
-
-  absl::StatusOr<device::ContextHandle> Context(const device::DriverApi& driver, int device_index) {
-    const absl::MutexLock lock(&mutex);
-    if (context == nullptr) {
-      const absl::StatusOr<device::ContextHandle> retained = device::RetainPrimaryContext(driver, device_index);
-      if (!retained.ok()) return retained.status();
-      context = *retained;
-    }
-    return context;
-  }
-
-  // The device's context is current.
-  absl::StatusOr<GraphArena::Kernels> Kernels(const device::DriverApi& driver) {
-    const absl::MutexLock lock(&mutex);
-    if (!std::exchange(tried, true)) {
-      absl::StatusOr<device::CopyKernel> copies = device::CopyKernel::Load(driver);
-      status = copies.status();
-      if (copies.ok()) copy = std::make_unique<const device::CopyKernel>(*std::move(copies));
-      // Without it memset nodes stay, which is only slower.
-      absl::StatusOr<device::FillKernel> fills = device::FillKernel::Load(driver);
-      if (fills.ok()) fill = std::make_unique<const device::FillKernel>(*std::move(fills));
-    }
-    if (!status.ok()) return status;
-    return GraphArena::Kernels{copy.get(), fill.get()};
-  }
-};
 
 struct Process {
   device::DriverApi driver;
@@ -127,17 +91,7 @@ absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::CreateForProcess(cir::De
   if (!process->ok()) return process->status();
   g_driver.store(&(*process)->driver, std::memory_order_release);  // with the acquire in FreeingScope
   if (device.index < 0 || device.index >= kMaxDevices) return absl::UnavailableError("a device of unknown number");
-  DeviceShare& share = MakeShare(device.index);
-  // Modules, streams and events belong to the context that is current when they are made.
-  const torch_abi::CurrentDeviceScope current((*process)->streams, device.index);
-  const absl::StatusOr<device::ContextHandle> context = share.Context((*process)->driver, device.index);
-  if (!context.ok()) return context.status();
-  const device::ContextScope in_context((*process)->driver, *context);
-  const device::RelaxedCaptureMode relaxed((*process)->driver);
-  const absl::StatusOr<Kernels> kernels = share.Kernels((*process)->driver);
-  if (!kernels.ok()) return kernels.status();
-  return Create((*process)->driver, (*process)->streams, device, std::move(allocator),
-                {share.shelf, share.budget, share.health, *kernels, *context});
+  return MakeShare(device.index).MakeArena((*process)->driver, (*process)->streams, device, std::move(allocator));
 }
 
 FreeingScope::FreeingScope() {
@@ -146,12 +100,12 @@ FreeingScope::FreeingScope() {
 
 GraphBudget* GraphArena::BudgetOf(int device_index) {
   DeviceShare* share = FindShare(device_index);
-  return share == nullptr ? nullptr : &share->budget;
+  return share == nullptr ? nullptr : &share->budget();
 }
 
 DeviceHealth* GraphArena::HealthOf(int device_index) {
   DeviceShare* share = FindShare(device_index);
-  return share == nullptr ? nullptr : &share->health;
+  return share == nullptr ? nullptr : &share->health();
 }
 
 absl::StatusOr<std::shared_ptr<GraphArena>> GraphArena::Create(const device::DriverApi& driver,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "jit/cir/text.h"
+#include "scheduler/device_share.h"
 #include "scheduler/graph_split.h"
 #include "scheduler/plan_executor.h"
 #include "tests/testing/fake_driver.h"
@@ -384,24 +385,32 @@ TEST_F(GraphPlanTest, RunsOnItsTensorsDeviceWhateverIsCurrent) {
 }
 
 TEST_F(GraphPlanTest, ArenasOfTwoDevicesShareNothing) {
-  StreamShelf other_shelf;
-  GraphBudget other_budget;
-  DeviceHealth other_health;
-  arena_.reset();
+  DeviceShare shares[2];
   fake_.made.clear();
-  std::vector<std::shared_ptr<GraphArena>> arenas;
-  for (const int8_t index : {0, 1}) {
-    const torch_abi::CurrentDeviceScope scope(streams_, index);
-    auto made = GraphArena::Create(driver_, streams_, cir::Device{cir::DeviceType::kCpu, index},
-                                   std::make_unique<LoggingAllocator>(&pool_fails_),
-                                   {index == 0 ? shelf_ : other_shelf, index == 0 ? budget_ : other_budget,
-                                    index == 0 ? health_ : other_health, GraphArena::Kernels{&*copy_, nullptr}});
-    ASSERT_TRUE(made.ok()) << made.status();
-    arenas.push_back(*std::move(made));
+  const auto make = [&](int8_t index) {
+    auto made = shares[index].MakeArena(driver_, streams_, cir::Device{cir::DeviceType::kCpu, index},
+                                        std::make_unique<LoggingAllocator>(&pool_fails_));
+    EXPECT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(fake_.current_device, 0);
+    return made.ok() ? *std::move(made) : nullptr;
+  };
+  const auto count = [&](const std::string& name, int device) {
+    return std::count(fake_.made.begin(), fake_.made.end(), std::pair(name, device));
+  };
+  const std::shared_ptr<GraphArena> arenas[2] = {make(0), make(1)};
+  for (const int device : {0, 1}) {
+    EXPECT_EQ(count("cuModuleLoadData", device), 2) << device;  // kernels that copy and that fill
+    EXPECT_EQ(count("cuStreamCreate", device), 1) << device;
+    EXPECT_EQ(count("cuEventCreate", device), 1) << device;
   }
-  for (const auto& [name, device] : fake_.made) {
-    EXPECT_TRUE(name != "cuStreamCreate" || device == 1) << "the stream of the first device was on the shelf";
-  }
+  EXPECT_NE(arenas[0]->kernels().copy, arenas[1]->kernels().copy);
+  EXPECT_NE(arenas[0]->context(), arenas[1]->context());
+  // Another model on the second device: the kernels are there, the stream of the first device's is not for it.
+  const std::shared_ptr<GraphArena> third = make(1);
+  EXPECT_EQ(third->kernels().copy, arenas[1]->kernels().copy);
+  EXPECT_EQ(count("cuModuleLoadData", 1), 2);
+  EXPECT_EQ(count("cuStreamCreate", 1), 2);
+
   fake_.failing = "cuEventRecord";
   fake_.error = 700;
   {
@@ -410,8 +419,8 @@ TEST_F(GraphPlanTest, ArenasOfTwoDevicesShareNothing) {
     ASSERT_TRUE(use.Begin().ok());
   }
   fake_.failing = "";
-  EXPECT_FALSE(other_health.ok());
-  EXPECT_TRUE(health_.ok());
+  EXPECT_FALSE(shares[1].health().ok());
+  EXPECT_TRUE(shares[0].health().ok());
   GraphArena::Use use(*arenas[0], nullptr);
   EXPECT_TRUE(GraphArena::IsInUseByThisThread());
   EXPECT_TRUE(use.Begin().ok());
