@@ -147,10 +147,10 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   // The pool asks for the GIL, which nobody who holds the arena may wait for.
   const PoolScope pool(options.pool != nullptr ? *options.pool : arena_->pool());
   if (!pool.status().ok()) return pool.status();
-  if (absl::Status s = ReserveOnSideStreams(*schedule, *streams); !s.ok()) return s;
   // Behind whatever uses the memory that is free by now.
   GraphArena::Use use(*arena_, stream);
   if (absl::Status s = use.Begin(); !s.ok()) return s;
+  if (absl::Status s = ReserveOnSideStreams(*schedule, *streams); !s.ok()) return s;
 
   const cir::Graph& program = parts_.body->graph();
   if (inputs.size() != program.inputs.size()) {
@@ -218,6 +218,7 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
 
 absl::Status GraphPlan::ReserveOnSideStreams(const StreamSchedule& schedule,
                                              absl::Span<const device::StreamHandle> streams) {
+  if (schedule.num_streams == 1) return absl::OkStatus();
   // For a block of 1 to 10 MiB torch takes a segment of 20, on each stream anew; for one of 10 exactly so much. What is
   // given back here is what the stream's blocks are cut from then (c10/cuda/CUDACachingAllocator.cpp: kMinLargeAlloc,
   // kLargeBuffer). Inception-v3 on three streams took 68 MiB in the place of 24.
@@ -229,12 +230,20 @@ absl::Status GraphPlan::ReserveOnSideStreams(const StreamSchedule& schedule,
   type.device_index = arena_->device().index;
   type.sizes = {kReservedBytes};
   type.strides = {1};
+  // The block may be what a graph of the pool writes to, and torch fills new tensors when it is to be deterministic:
+  // not before what is in flight has ended, and not when the next launch has begun, which the main stream stands for.
+  const absl::StatusOr<device::Event> order = device::Event::Create(arena_->driver());
+  if (!order.ok()) return order.status();
   for (uint32_t s = 1; s < schedule.num_streams; ++s) {
     if (!large[s]) continue;
     torch_abi::CurrentStreamScope current;
+    if (absl::Status e = order->Record(streams[0]); !e.ok()) return e;
+    if (absl::Status e = order->MakeWait(streams[s]); !e.ok()) return e;
     if (absl::Status e = current.Enter(arena_->streams(), arena_->device().index, streams[s]); !e.ok()) return e;
-    const absl::StatusOr<OwnedTensor> block = MakeTensor(type);
-    if (!block.ok()) return block.status();
+    const bool made = MakeTensor(type).ok();  // and gives it back
+    if (absl::Status e = order->Record(streams[s]); !e.ok()) return e;
+    if (absl::Status e = order->MakeWait(streams[0]); !e.ok()) return e;
+    if (!made) return absl::ResourceExhaustedError("torch has no memory for another stream");
   }
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 
 #include "jit/cir/text.h"
 #include "scheduler/graph_split.h"
+#include "scheduler/stream_problem.h"
 #include "tests/testing/fake_driver.h"
 #include "tests/testing/torch_library.h"
 
@@ -300,6 +301,37 @@ TEST_F(StreamTrialTest, ALostDeviceIsNoted) {
   fake_.error = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
   EXPECT_EQ(Try().plan, nullptr);
   EXPECT_FALSE(health_.ok());
+}
+
+TEST_F(StreamTrialTest, MemoryForSideStreamsIsTakenInOrder) {
+  const std::string conv =
+      "#2 aten::conv1d(Tensor %2, Tensor %3, Tensor? none, SymInt[] ints[1], SymInt[] ints[0], SymInt[] ints[1], "
+      "SymInt "
+      "1) -> (%4 : float32[1,2,2]{4,2,1} cpu @2) source 0\n";
+  MakeSerial(
+      "#0 aten::view(Tensor %0, SymInt[] ints[1, 1, 2]) -> (%2 : float32[1,1,2]{2,2,1} cpu @0) view source 0\n"
+      "#1 aten::view(Tensor %1, SymInt[] ints[2, 1, 1]) -> (%3 : float32[2,1,1]{1,1,1} cpu @1) view source 0\n" +
+      conv + Unary(3, "neg", 0, 5) + "return %4, %5\n");
+  auto schedule = CompleteSchedule(DescribeSteps(*parts_.body, {}), {0, 0, 1, 0}, 0);
+  ASSERT_TRUE(schedule.ok()) << schedule.status();
+  ASSERT_EQ(schedule->num_streams, 2u);
+  fake_.log.clear();
+  const auto plan = GraphPlan::Create(parts_, {x_.ref()}, {x_.ref()}, arena_,
+                                      {std::make_shared<const StreamSchedule>(*std::move(schedule)), nullptr});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // A block that is taken beside the capture: behind the main stream, and before whatever the main stream does next.
+  const auto side_streams = arena_->SideStreams(1);
+  ASSERT_TRUE(side_streams.ok());
+  const std::string main = testing::FakeDriver::Text(arena_->capture_stream().handle());
+  const std::string side = testing::FakeDriver::Text(side_streams->front());
+  std::vector<std::string> before;
+  for (const std::string& entry : fake_.log) {
+    if (entry.starts_with("cuStreamBeginCapture")) break;
+    if (entry.starts_with("cuEventRecord") || entry.starts_with("cuStreamWaitEvent")) before.push_back(entry);
+  }
+  EXPECT_EQ(before, (std::vector<std::string>{"cuEventRecord " + main, "cuStreamWaitEvent " + side,
+                                              "cuEventRecord " + side, "cuStreamWaitEvent " + main}));
+  EXPECT_EQ(g_stream, nullptr);
 }
 
 TEST_F(StreamTrialTest, SideStreamsAreUsedAgain) {
