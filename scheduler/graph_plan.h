@@ -92,6 +92,10 @@ class GraphPlan {
   torch_abi::TensorRef input_copy(size_t i) const { return inputs_[i].ref(); }
   const ExecutionPlan& body() const { return *parts_.body; }
   const ExecutionPlan& tail() const { return *parts_.tail; }
+  // The calling thread's stream, on which Run would launch.
+  absl::StatusOr<device::StreamHandle> CurrentStream() const {
+    return arena_->streams().Current(arena_->device().index);
+  }
 
   const device::CapturedGraph& graph() const { return *graph_; }
   absl::Span<const Node> nodes() const { return nodes_; }

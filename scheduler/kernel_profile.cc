@@ -108,7 +108,11 @@ std::shared_ptr<const device::ExecutableGraph> KernelProfile::ExecutableOf(
     const std::shared_ptr<const GraphPlan>& plan) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (finished_) return nullptr;
-  Twin& twin = twins_[plan.get()];
+  const absl::StatusOr<device::StreamHandle> stream = plan->CurrentStream();
+  if (!stream.ok()) return nullptr;
+  const std::pair key(plan.get(), *stream);
+  if (!twins_.contains(key) && twins_.size() >= kMaxTwins) return nullptr;
+  Twin& twin = twins_[key];
   // Another plan may have been at this address.
   if (twin.plan.lock() != plan) twin = {plan, nullptr, 0};
   if (twin.executable == nullptr && twin.num_attempts < kMaxAttempts) {

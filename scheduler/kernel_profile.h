@@ -11,9 +11,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -50,9 +51,10 @@ class KernelProfile {
 
   static constexpr uint64_t kNoCall = KernelAttribution::kNoRoom;
 
-  // What to launch in the place of the plan's own executable, whose kernels can be told apart. Null: there is none, and
-  // the plan's own is attributed to the call as a whole.
-  // The first one is made at a quiet moment: to see it made takes CUPTI's subscriber.
+  // What to launch on the calling thread's stream in the place of the plan's own executable, whose kernels can be told
+  // apart. Each stream has one of its own, because one executable on several streams is not something that CUPTI has
+  // been seen to survive. Null: there is none, and the plan's graph should not be launched. The first one is made at a
+  // quiet moment: to see it made takes CUPTI's subscriber.
   std::shared_ptr<const device::ExecutableGraph> ExecutableOf(const std::shared_ptr<const GraphPlan>& plan);
   // The plan's sites: one for each step of its body, and then one for each kernel that copies outputs.
   static uint32_t NumSites(const GraphPlan& plan);
@@ -74,6 +76,7 @@ class KernelProfile {
     int num_attempts = 0;
   };
   static constexpr int kMaxAttempts = 3;
+  static constexpr size_t kMaxTwins = 64;
 
   KernelProfile(const CuptiApi& cupti, const device::DriverApi& driver) : cupti_(cupti), driver_(driver) {}
   std::shared_ptr<const device::ExecutableGraph> MakeTwin(const GraphPlan& plan);
@@ -90,7 +93,7 @@ class KernelProfile {
   CuptiBufferCounts counts_;
 
   std::mutex mutex_;  // of all below; held while an executable is made
-  std::unordered_map<const GraphPlan*, Twin> twins_;
+  std::map<std::pair<const GraphPlan*, device::StreamHandle>, Twin> twins_;
   bool finished_ = false;
 };
 

@@ -24,7 +24,8 @@ class GraphRecorder {
   GraphRecorder(const GraphRecorder&) = delete;
   GraphRecorder& operator=(const GraphRecorder&) = delete;
 
-  void Prepare(const std::shared_ptr<const scheduler::GraphPlan>& plan);
+  // False: kernels are recorded, but this graph's cannot be, and it is not to be launched meanwhile.
+  bool Prepare(const std::shared_ptr<const scheduler::GraphPlan>& plan);
   // What the launch is to look at; null if nobody looks.
   const scheduler::GraphPlan::Watch* Begin();
   void End();
@@ -40,6 +41,7 @@ class GraphRecorder {
   uint64_t first_site_ = scheduler::ProfileRecorder::kNoSite;
   uint64_t call_ = scheduler::KernelProfile::kNoCall;
   bool entered_ = false;
+  bool watched_ = false;
 };
 
 }  // namespace cuvil::agent

@@ -372,7 +372,7 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
     if (replaced != nullptr) replaced->SetHolder(nullptr);
     replaced.reset();
   }
-  if (recorder != nullptr) recorder->Prepare(graph);
+  if (recorder != nullptr && !recorder->Prepare(graph)) return false;
   const absl::Status status = [&] {
     AssertGilHeld();
     const GilRelease no_gil;

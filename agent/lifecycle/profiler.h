@@ -103,10 +103,11 @@ class StepRecorder final : public scheduler::StepObserver {
  public:
   // The call of `module` that this thread is in the middle of, if it is recorded. Null otherwise: a profile may have
   // begun after the call had been intercepted.
-  static const ProfiledCall* CallOf(PyObject* module) {
+  static const ProfiledCall* CallOf(PyObject* module) { return ProfilePause::paused() ? nullptr : AnyCallOf(module); }
+  // The same also while the call is timed, and its steps are not recorded.
+  static const ProfiledCall* AnyCallOf(PyObject* module) {
     const ProfiledCall* call = ProfiledCall::innermost_;
-    const bool recorded = !ProfilePause::paused() && call != nullptr && call->module_ == module;
-    return recorded && call->recorder_ != nullptr ? call : nullptr;
+    return call != nullptr && call->module_ == module && call->recorder_ != nullptr ? call : nullptr;
   }
 
   // `plan_number` tells plans apart over the life of the process; `make` is as of ProfiledCall::AddSites.
