@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <set>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -70,7 +71,13 @@ class Reader {
         }
         return;
       }
-      default:  // records of calls, which CUPTI needs to be on for correlation
+      case CuptiActivityKind::kDriver:
+      case CuptiActivityKind::kRuntime: {
+        const auto& call = *static_cast<const CuptiCallRecord*>(record);
+        result_.threads[call.correlation] = call.thread;
+        return;
+      }
+      default:
         return;
     }
   }
@@ -128,6 +135,14 @@ class Reader {
 };
 
 }  // namespace
+
+size_t CuptiActivities::CountThreads() const {
+  std::set<uint32_t> found;
+  for (const CuptiActivity& activity : activities) {
+    if (const auto thread = threads.find(activity.correlation); thread != threads.end()) found.insert(thread->second);
+  }
+  return found.size();
+}
 
 CuptiActivities ReadCuptiBuffers(const CuptiApi& api, absl::Span<const CuptiBufferView> buffers) {
   Reader reader(api);

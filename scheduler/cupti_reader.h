@@ -32,7 +32,11 @@ struct CuptiActivities {
   std::vector<CuptiActivity> activities;
   std::vector<std::string> names;
   absl::flat_hash_map<uint32_t, uint64_t> external_ids;  // what was pushed, by correlation
+  absl::flat_hash_map<uint32_t, uint32_t> threads;       // that made a call, by correlation
   uint64_t num_unreadable = 0;                           // buffers whose rest could not be read
+
+  // How many threads asked for the activities.
+  size_t CountThreads() const;
 };
 
 CuptiActivities ReadCuptiBuffers(const CuptiApi& api, absl::Span<const CuptiBufferView> buffers);

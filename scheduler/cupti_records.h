@@ -111,6 +111,16 @@ struct CuptiExternalCorrelationRecord {
 };
 static_assert(offsetof(CuptiExternalCorrelationRecord, correlation) == 16);
 
+// Of kDriver and kRuntime.
+struct CuptiCallRecord {
+  CuptiActivityKind kind;
+  uint32_t callback_id;
+  uint64_t start, end;
+  uint32_t process, thread;
+  uint32_t correlation;
+};
+static_assert(offsetof(CuptiCallRecord, thread) == 28 && offsetof(CuptiCallRecord, correlation) == 32);
+
 // What callbacks of the domains of calls are given begins with whether it is the entry or the exit
 // (CUpti_CallbackData::callbackSite, an int).
 

@@ -239,7 +239,7 @@ absl::Status CuptiSession::Stop(
   const int flushed = api_.cuptiActivityFlushAll(kCuptiFlushForced);
   status = Earlier(std::move(status), api_.ToStatus("cuptiActivityFlushAll", flushed));
   Abandon(read);
-  return Earlier(std::move(status), api_.ToStatus("cuptiFinalize", api_.cuptiFinalize()));
+  return status;
 }
 
 void CuptiSession::Abandon(absl::FunctionRef<void(absl::Span<const CuptiBufferView>, const CuptiBufferCounts&)> read) {

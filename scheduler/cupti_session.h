@@ -82,7 +82,7 @@ class CuptiSession {
 
   // No thread pushes any more; before one of the two below.
   void StopCorrelation();
-  // Ends the session and takes CUPTI out of the process. `read` is given what was recorded, while the names that
+  // Ends the recording; CUPTI stays attached. `read` is given what was recorded, while the names that
   // records point to exist.
   absl::Status Stop(absl::FunctionRef<void(absl::Span<const CuptiBufferView>, const CuptiBufferCounts&)> read);
   // Ends the session and leaves all that is enabled as it is: another tool uses CUPTI, or there is no quiet moment.

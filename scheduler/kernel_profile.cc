@@ -1,5 +1,6 @@
 #include "scheduler/kernel_profile.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,10 @@ namespace {
 
 // Instantiation clones every node once; CUPTI has been seen to tell of a node twice.
 constexpr size_t kClonesPerNode = 2;
+
+// An idle device is waited for in some 10 µs (H200); one sample in all may be disturbed.
+constexpr int kIdleSamples = 10;
+constexpr uint64_t kIdleWaitNs = 100'000;
 
 std::vector<KernelAttribution::Node> NodesOf(const GraphPlan& plan) {
   std::vector<KernelAttribution::Node> nodes;
@@ -46,6 +51,18 @@ void KernelProfile::WaitForProcess() {
   if (ProcessDriver().ok()) static_cast<void>(device::SynchronizeDevices(*ProcessDriver()));
 }
 
+bool KernelProfile::IsProcessIdle() {
+  if (!ProcessDriver().ok()) return true;
+  int num_busy = 0;
+  for (int i = 0; i < kIdleSamples; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const uint64_t start_ns = MonotonicNs();
+    static_cast<void>(device::SynchronizeDevices(*ProcessDriver()));
+    if (MonotonicNs() - start_ns > kIdleWaitNs) ++num_busy;
+  }
+  return num_busy <= 1;
+}
+
 absl::StatusOr<std::shared_ptr<KernelProfile>> KernelProfile::Start(const CuptiApi& cupti,
                                                                     const device::DriverApi& driver) {
   std::shared_ptr<KernelProfile> profile(new KernelProfile(cupti, driver));  // NOLINT: the constructor is private
@@ -67,7 +84,14 @@ bool KernelProfile::EnterStep(uint64_t site) noexcept {
   return site != ProfileRecorder::kNoSite && session_->Push(KernelAttribution::IdOfStep(site));
 }
 
+bool KernelProfile::IsOnlyThread() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  threads_.insert(std::this_thread::get_id());
+  return threads_.size() == 1;
+}
+
 uint64_t KernelProfile::EnterCall() {
+  IsOnlyThread();
   const uint64_t id = attribution_.IdOfCall();
   return id != KernelAttribution::kNoRoom && session_->Push(id) ? id : kNoCall;
 }
@@ -108,6 +132,7 @@ std::shared_ptr<const device::ExecutableGraph> KernelProfile::ExecutableOf(
     const std::shared_ptr<const GraphPlan>& plan) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (finished_) return nullptr;
+  threads_.insert(std::this_thread::get_id());
   const absl::StatusOr<device::StreamHandle> stream = plan->CurrentStream();
   if (!stream.ok()) return nullptr;
   const std::pair key(plan.get(), *stream);
@@ -115,7 +140,8 @@ std::shared_ptr<const device::ExecutableGraph> KernelProfile::ExecutableOf(
   Twin& twin = twins_[key];
   // Another plan may have been at this address.
   if (twin.plan.lock() != plan) twin = {plan, nullptr, 0};
-  if (twin.executable == nullptr && twin.num_attempts < kMaxAttempts) {
+  // To see one made takes CUPTI's subscriber, which is for processes with one thread.
+  if (twin.executable == nullptr && twin.num_attempts < kMaxAttempts && threads_.size() <= 1) {
     ++twin.num_attempts;
     twin.executable = MakeTwin(*plan);
   }
@@ -133,24 +159,39 @@ void KernelProfile::Close() {
   finished_ = true;
 }
 
-absl::StatusOr<DeviceProfile> KernelProfile::Finish() {
+absl::Status KernelProfile::Stop() {
+  if (stopped_.has_value()) return absl::OkStatus();
   const auto read = [this](absl::Span<const CuptiBufferView> buffers, const CuptiBufferCounts& counts) {
     activities_ = ReadCuptiBuffers(cupti_, buffers);
     counts_ = counts;
   };
-  absl::Status stopped;
-  const absl::Status status = AtQuietMoment(cupti_, Synchronize(), [&] {
-    stopped = session_->Stop(read);
+  return AtIdleMoment(Synchronize(), [&] {
+    stopped_ = session_->Stop(read);
     // None of them runs any more.
     const device::RelaxedCaptureMode relaxed(driver_);
     const std::lock_guard<std::mutex> lock(mutex_);
     twins_.clear();
     return absl::OkStatus();
   });
-  if (!status.ok()) return status;
+}
+
+absl::StatusOr<DeviceProfile> KernelProfile::Finish() {
+  if (absl::Status s = Stop(); !s.ok()) return s;
+  // What several threads do not survive: CUPTI's subscriber, and its end.
+  const bool removes = IsOnlyThread() && activities_.CountThreads() <= 1;
+  if (removes) {
+    absl::Status s =
+        AtQuietMoment(cupti_, Synchronize(), [&] { return cupti_.ToStatus("cuptiFinalize", cupti_.cuptiFinalize()); });
+    if (!s.ok()) return s;
+  }
   DeviceProfile profile = Result();
-  if (!stopped.ok()) {
-    profile.notes.push_back(absl::StrCat("Some kernels may be missing: ", std::string(stopped.message()), "."));
+  if (!stopped_->ok()) {
+    profile.notes.push_back(absl::StrCat("Some kernels may be missing: ", std::string(stopped_->message()), "."));
+  }
+  if (!removes) {
+    profile.notes.emplace_back(
+        "Several threads used the GPU: CUPTI is still attached, and launches are slower until a profile ends in which "
+        "one thread does.");
   }
   if (counts_.missing != 0) {
     profile.notes.emplace_back("Some kernels are missing: another tool took CUPTI over inside of the profile.");
@@ -159,6 +200,7 @@ absl::StatusOr<DeviceProfile> KernelProfile::Finish() {
 }
 
 DeviceProfile KernelProfile::GiveUp() {
+  if (stopped_.has_value()) return Result();
   session_->Abandon([this](absl::Span<const CuptiBufferView> buffers, const CuptiBufferCounts& counts) {
     activities_ = ReadCuptiBuffers(cupti_, buffers);
     counts_ = counts;

@@ -14,6 +14,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,6 +41,8 @@ class KernelProfile {
   // Waits for all that this process has queued, however long it takes; waits for a quiet moment are bounded. GIL not
   // held. What goes wrong will be said when it matters.
   static void WaitForProcess();
+  // Whether the devices stay idle for some milliseconds, in which other threads go on: the GIL is not held.
+  static bool IsProcessIdle();
   // `cupti` and `driver` are borrowed for good.
   static absl::StatusOr<std::shared_ptr<KernelProfile>> Start(const CuptiApi& cupti, const device::DriverApi& driver);
 
@@ -64,7 +69,9 @@ class KernelProfile {
 
   // The profile's end: what is asked of a device from now on is not part of it.
   void Close();
-  // Behind Close: takes CUPTI out of the process, and gives what was recorded. After Unavailable it may be tried again.
+  // Behind Close: gives what was recorded, and takes CUPTI out of the process if only one thread used the devices;
+  // where several did, that has been seen to lose the device, so CUPTI stays attached and a note says so. After
+  // Unavailable it may be tried again.
   absl::StatusOr<DeviceProfile> Finish();
   // Behind Close, instead: leaves CUPTI as it is, and gives what has come so far.
   DeviceProfile GiveUp();
@@ -81,7 +88,10 @@ class KernelProfile {
   KernelProfile(const CuptiApi& cupti, const device::DriverApi& driver) : cupti_(cupti), driver_(driver) {}
   std::shared_ptr<const device::ExecutableGraph> MakeTwin(const GraphPlan& plan);
   SynchronizeFunction Synchronize() const;
+  absl::Status Stop();
   DeviceProfile Result() const;
+  // Notes that the calling thread is in a recorded call, and says whether it is the only one so far.
+  bool IsOnlyThread();
 
   const CuptiApi& cupti_;
   const device::DriverApi& driver_;
@@ -89,12 +99,14 @@ class KernelProfile {
   KernelAttribution attribution_;
   // Of the thread that ends it.
   uint64_t end_ns_ = 0;
+  std::optional<absl::Status> stopped_;
   CuptiActivities activities_;
   CuptiBufferCounts counts_;
 
   std::mutex mutex_;  // of all below; held while an executable is made
   std::map<std::pair<const GraphPlan*, device::StreamHandle>, Twin> twins_;
   bool finished_ = false;
+  std::set<std::thread::id> threads_;  // that were in recorded calls
 };
 
 }  // namespace cuvil::scheduler

@@ -112,6 +112,12 @@ absl::Status AtQuietMoment(const CuptiApi& api, const SynchronizeFunction& synch
   return status.ok() ? action() : status;
 }
 
+absl::Status AtIdleMoment(const SynchronizeFunction& synchronize, absl::FunctionRef<absl::Status()> action,
+                          const QuietMomentOptions& options) {
+  const absl::Status status = FindIdleDevice(synchronize, options);
+  return status.ok() ? action() : status;
+}
+
 bool TorchLeftCupti(const CuptiApi& api) {
   uint64_t cupti = 0;
   timespec now{};

@@ -34,6 +34,10 @@ using SynchronizeFunction = std::function<absl::Status()>;
 absl::Status AtQuietMoment(const CuptiApi& api, const SynchronizeFunction& synchronize,
                            absl::FunctionRef<absl::Status()> action, const QuietMomentOptions& options = {});
 
+// The same without asking CUPTI of calls: at a moment when the device is found idle.
+absl::Status AtIdleMoment(const SynchronizeFunction& synchronize, absl::FunctionRef<absl::Status()> action,
+                          const QuietMomentOptions& options = {});
+
 // Whether torch.profiler has left CUPTI attached: it stays subscribed for good, and gives CUPTI a clock of its own.
 // That is no other tool; CUPTI cannot tell of calls then.
 bool TorchLeftCupti(const CuptiApi& api);

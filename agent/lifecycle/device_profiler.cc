@@ -25,17 +25,24 @@ bool IsTrueIn(const char* module_name, const char* variable) {
          PyDict_GetItemString(PyModule_GetDict(module), variable) == Py_True;
 }
 
+bool IsOnlyPythonThread() {
+  PyThreadState* first = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(PyThreadState_Get()));
+  return first == nullptr || PyThreadState_Next(first) == nullptr;
+}
+
 bool TorchProfilerIsOn() { return IsTrueIn("torch.autograd.profiler", "_is_profiler_enabled"); }
 
 }  // namespace
 
 DeviceProfiler::DeviceProfiler(std::string refusal) : refusal_(std::move(refusal)) { Attach(); }
 
-void DeviceProfiler::WaitForDevices() {
-  if (!IsTrueIn("torch.cuda", "_initialized")) return;
+std::string DeviceProfiler::WaitForDevices() {
+  if (!IsTrueIn("torch.cuda", "_initialized")) return "";
   AssertGilHeld();
   const GilRelease no_gil;
   scheduler::KernelProfile::WaitForProcess();
+  if (scheduler::KernelProfile::IsProcessIdle()) return "";
+  return "Kernels are not recorded: other threads use the GPU, and attaching CUPTI has been seen to lose it then.";
 }
 
 void DeviceProfiler::Attach() {
@@ -52,6 +59,13 @@ void DeviceProfiler::Attach() {
   // Behind it, because the sampler's thread uses the driver when it starts.
   sampled_since_ns_ = scheduler::MonotonicNs();
   sampling_ = scheduler::LiveSampler::ForProcess().Start();
+}
+
+void DeviceProfiler::AttachLate() {
+  if (IsTrueIn("torch.cuda", "_initialized") && refusal_.empty() && !IsOnlyPythonThread()) {
+    refusal_ = "Kernels are not recorded: several threads ran when the GPU was first used inside of the profile.";
+  }
+  Attach();
 }
 
 void DeviceProfiler::AttachCupti() {

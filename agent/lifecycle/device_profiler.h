@@ -26,13 +26,14 @@ class DeviceProfiler {
   // `refusal`: a sentence on why there are to be no kernels of a GPU that is used; empty: there may be.
   explicit DeviceProfiler(std::string refusal);
 
-  // Waits for the devices if torch uses CUDA, with the GIL released: before one is made.
-  static void WaitForDevices();
+  // Before one is made: waits for the devices if torch uses CUDA, with the GIL released, and gives a refusal if other
+  // threads use them.
+  static std::string WaitForDevices();
 
   // Attaches CUPTI if that has not been tried and torch uses CUDA.
   void AttachIfDue() {
     if (due_) [[unlikely]]
-      Attach();
+      AttachLate();
   }
   // Null: nothing is attached.
   const std::shared_ptr<scheduler::KernelProfile>& kernels() const { return kernels_; }
@@ -50,12 +51,14 @@ class DeviceProfiler {
 
  private:
   void Attach();
+  // Inside of the profile, where other threads cannot be watched without letting go of the GIL: only if there is none.
+  void AttachLate();
   void AttachCupti();
   void FinishSampling();
   void Take(scheduler::DeviceProfile result);
 
   bool due_ = true;
-  const std::string refusal_;
+  std::string refusal_;
   std::shared_ptr<scheduler::KernelProfile> kernels_;
   bool watched_ = false;
   scheduler::DeviceProfile result_;

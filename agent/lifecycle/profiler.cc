@@ -117,7 +117,7 @@ OwnedRef Describe(const scheduler::Profile::Track& track) {
 
 absl::StatusOr<uint64_t> Profiler::Start(std::string no_kernels) {
   ActiveProfile& profile = TheProfile();
-  if (profile.recorder == nullptr && no_kernels.empty()) DeviceProfiler::WaitForDevices();
+  if (profile.recorder == nullptr && no_kernels.empty()) no_kernels = DeviceProfiler::WaitForDevices();
   if (profile.recorder != nullptr || profile.ending) {
     return absl::FailedPreconditionError(
         "a profile is being taken already, and a process has one at a time: end that one first");

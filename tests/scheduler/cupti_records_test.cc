@@ -63,6 +63,9 @@ TEST(CuptiRecordsTest, FieldsAreWhereTheHeaderHasThem) {
   EXPECT_SAME_FIELD(CuptiExternalCorrelationRecord, external_id, External, externalId);
   EXPECT_SAME_FIELD(CuptiExternalCorrelationRecord, correlation, External, correlationId);
 
+  EXPECT_SAME_FIELD(CuptiCallRecord, thread, CUpti_ActivityAPI, threadId);
+  EXPECT_SAME_FIELD(CuptiCallRecord, correlation, CUpti_ActivityAPI, correlationId);
+
   EXPECT_SAME_FIELD(CuptiResourceData, graph_data, CUpti_ResourceData, resourceDescriptor);
   EXPECT_SAME_FIELD(CuptiGraphData, node, CUpti_GraphData, node);
   EXPECT_SAME_FIELD(CuptiGraphData, original_node, CUpti_GraphData, originalNode);

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,11 +21,14 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using torch_abi::OwnedTensor;
 
+void* stream_ = nullptr;
 int32_t GetStream(int32_t, void** stream) {
-  *stream = nullptr;
+  *stream = stream_;
   return 0;
 }
 int32_t SetStream(void*, int32_t) { return 0; }
@@ -55,6 +60,7 @@ class KernelProfileTest : public testing::TorchTest {
   void SetUp() override {
     testing::TorchTest::SetUp();
     if (api_ == nullptr) return;
+    stream_ = nullptr;
     auto copy = device::CopyKernel::Load(driver_);
     ASSERT_TRUE(copy.ok()) << copy.status();
     copy_.emplace(*std::move(copy));
@@ -202,6 +208,46 @@ TEST_F(KernelProfileTest, TheDeviceIsIdleBeforeCuptiComesAndBeforeItGoes) {
   static_cast<void>(Finish(*profile));
   EXPECT_GE(driver_fake_.Count("cuCtxSynchronize"), waits + 3);
   EXPECT_EQ(cupti_fake_.log.back(), "finalize");
+}
+
+TEST_F(KernelProfileTest, WhereASecondThreadCallsThereAreNoMoreExecutablesAndCuptiStays) {
+  const auto profile = Start();
+  const auto first = profile->ExecutableOf(plan_);
+  ASSERT_NE(first, nullptr);
+  std::thread([&] { profile->LeaveCall(profile->EnterCall(), 7); }).join();
+  EXPECT_EQ(profile->ExecutableOf(plan_), first);
+  stream_ = &num_launches_;  // of no executable yet
+  EXPECT_EQ(profile->ExecutableOf(plan_), nullptr);
+  const auto subscriptions = std::count(cupti_fake_.log.begin(), cupti_fake_.log.end(), "subscribe");
+  const DeviceProfile result = Finish(*profile);
+  EXPECT_THAT(cupti_fake_.log, Contains("disable 10"));
+  EXPECT_THAT(cupti_fake_.log, Not(Contains("finalize")));
+  EXPECT_EQ(std::count(cupti_fake_.log.begin(), cupti_fake_.log.end(), "subscribe"), subscriptions);
+  ASSERT_EQ(result.notes.size(), 1u);
+  EXPECT_THAT(result.notes[0], HasSubstr("CUPTI is still attached"));
+}
+
+TEST_F(KernelProfileTest, WhereASecondThreadLaunchesBesideCallsCuptiStaysToo) {
+  const auto profile = Start();
+  cupti_fake_.thread = 1;
+  cupti_fake_.Launch("mine", 10, 20);
+  cupti_fake_.thread = 2;
+  cupti_fake_.Launch("another thread's", 30, 40);
+  const DeviceProfile result = Finish(*profile);
+  EXPECT_EQ(result.activities.size(), 2u);
+  EXPECT_THAT(cupti_fake_.log, Not(Contains("finalize")));
+}
+
+TEST_F(KernelProfileTest, EachStreamHasAnExecutableOfItsOwn) {
+  const auto profile = Start();
+  const auto first = profile->ExecutableOf(plan_);
+  stream_ = &num_launches_;
+  const auto second = profile->ExecutableOf(plan_);
+  EXPECT_NE(second, nullptr);
+  EXPECT_NE(first, second);
+  stream_ = nullptr;
+  EXPECT_EQ(profile->ExecutableOf(plan_), first);
+  static_cast<void>(Finish(*profile));
 }
 
 TEST_F(KernelProfileTest, WithoutAQuietMomentTheEndCanBeTriedAgain) {

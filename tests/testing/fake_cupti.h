@@ -32,6 +32,7 @@ struct FakeCupti {
   uint64_t clock_step = 1000;
   bool real_time = false;  // the clock is the system's
   bool gives_buffers_back = true;
+  uint32_t thread = 1;          // that launches
   bool finalize_mends = false;  // nothing fails any more after it
   std::map<void*, uint64_t> node_ids;
 
@@ -91,7 +92,7 @@ struct FakeCupti {
     for (const auto& [kind, ids] : pushed) {
       if (!ids.empty()) Add(External(kind, ids.back(), correlation));
     }
-    Add(Record(kRuntime).Put(36, correlation));
+    Add(Record(kRuntime).Put(28, thread).Put(32, correlation));
     Add(Kernel(name, start, end, correlation, graph_node));
     return correlation;
   }
