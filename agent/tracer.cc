@@ -65,7 +65,7 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
   ErrorScope errors;
   ShowMode();
   heap_.Hold(reinterpret_cast<PyObject*>(frame.code()));
-  bool ignored = (!frames_.empty() && frames_.back().ignored) || IsMemoizedLookup(frame.code());
+  bool ignored = (!frames_.empty() && frames_.back().ignored) || HasNoNetEffect(frame.code());
   if (!refused() && !ignored) {
     // A generator that the call made may be closed by any instruction that drops it: its own code, as in eager.
     PyObject* generator = frame.generator();
@@ -148,11 +148,14 @@ void Tracer::StopWatching() {
   if (collector_pause_ != nullptr) collector_pause_->End();
 }
 
-bool Tracer::IsMemoizedLookup(PyCodeObject* code) {
+bool Tracer::HasNoNetEffect(PyCodeObject* code) {
   std::string file = Text(code->co_filename);
   std::string name = Text(code->co_name);
   return (absl::EndsWith(file, "torch/_ops.py") && name == "__getattr__") ||
-         (absl::EndsWith(file, "torch/_library/simple_registry.py") && name == "find_torch_dispatch_rule");
+         (absl::EndsWith(file, "torch/_library/simple_registry.py") && name == "find_torch_dispatch_rule") ||
+         // Once torch.compile has been used, every module that is made is noted in a weak dict until it dies. A replay
+         // makes none.
+         (absl::EndsWith(file, "torch/_dynamo/mutation_guard.py") && name == "tag");
 }
 
 void Tracer::TakeLock() {

@@ -87,7 +87,7 @@ class Tracer final : public ProbeSink {
     PyCodeObject* code = nullptr;  // held by the heap log
     int offset = -1;               // of the instruction probed last
     Op op = Op::kUnknown;
-    bool ignored = false;  // a lookup that torch remembers, see IsMemoizedLookup()
+    bool ignored = false;  // code of torch that is no part of the model, see HasNoNetEffect()
   };
 
   // Instructions: each models one class of instructions from its operands.
@@ -169,7 +169,7 @@ class Tracer final : public ProbeSink {
   bool IsTorchCode(PyCodeObject* code) const;
   // Torch resolves `torch.ops.x.y` in Python when an operator is first seen and keeps the result; what it does on the
   // way is not the model.
-  static bool IsMemoizedLookup(PyCodeObject* code);
+  static bool HasNoNetEffect(PyCodeObject* code);
   const Frame& UserFrame() const;
 
   HeapLog heap_;

@@ -16,6 +16,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from eager_twin import Fn, attempt, attempt_in_words, eager_twin, fill, ramp, warm
+from torch._dynamo import mutation_guard
 
 
 @eager_twin(served=True)
@@ -682,3 +683,28 @@ def test_inlined_comprehension_variables():
     with torch.no_grad():
         for i in (1, 1, 1, 1, 5, 1):
             yield f"{i}", m(ramp(2), i)
+
+
+class Sliced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.num_layers = 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: self.num_layers]:  # makes a module of its own
+            x = layer(x)
+        return x
+
+
+@eager_twin(served=True)
+def test_modules_made_inside_after_torch_compile_was_used():
+    # What torch.compile does at its first use: every module that is made is noted in a weak dict.
+    mutation_guard.install_generation_tagging_init()
+    torch.manual_seed(0)
+    model = Sliced().eval()
+    with torch.no_grad():
+        yield from warm("two", model, ramp(2, 4))
+        model.num_layers = 3
+        yield from warm("three", model, ramp(2, 4))
+    yield "noted", mutation_guard.GenerationTracker.get_generation_value(model) >= 0
