@@ -114,21 +114,33 @@ PyDictObject* InstanceDict(PyObject* object) noexcept {
   ErrorScope errors;
   OwnedRef owned = OwnedRef::Steal(PyObject_GenericGetDict(object, nullptr));
   if (!owned || !PyDict_Check(owned.get())) return nullptr;
-  PyObject* dict = owned.get();  // the object keeps it alive
-  auto* attributes = reinterpret_cast<PyDictObject*>(dict);
-  if (attributes->ma_values == nullptr) return attributes;
+  auto* attributes = reinterpret_cast<PyDictObject*>(owned.get());  // the object keeps it alive
+  return HasTableOfItsOwn(attributes) ? attributes : nullptr;
+}
+
+bool HasTableOfItsOwn(PyDictObject* attributes) noexcept {
+  if (attributes->ma_values == nullptr) return true;
+  PyObject* dict = reinterpret_cast<PyObject*>(attributes);
+  if (!PyDict_CheckExact(dict)) return false;
+  ErrorScope errors;
   // popitem() gives the dict a table of its own. The last item goes back to where it was; an empty dict gets a key for
   // the occasion, because popitem() refuses it.
   static PyObject* occasion = PyUnicode_InternFromString("__cuvil_detach__");
-  if (occasion == nullptr) return nullptr;
+  if (occasion == nullptr) return false;
   bool empty = attributes->ma_used == 0;
-  if (empty && PyDict_SetItem(dict, occasion, Py_None) < 0) return nullptr;
+  if (empty && PyDict_SetItem(dict, occasion, Py_None) < 0) return false;
   OwnedRef item = OwnedRef::Steal(PyObject_CallMethod(dict, "popitem", nullptr));
-  if (!item) return nullptr;
+  if (!item) return false;
   if (!empty && PyDict_SetItem(dict, PyTuple_GET_ITEM(item.get(), 0), PyTuple_GET_ITEM(item.get(), 1)) < 0) {
-    return nullptr;
+    return false;
   }
-  return attributes->ma_values == nullptr ? attributes : nullptr;
+  return attributes->ma_values == nullptr;
+}
+
+bool HasOnlyStringKeys(const PyDictObject* dict) noexcept {
+  // struct _dictkeysobject: reference count, log2 of its size, log2 of its index's bytes, kind; 0 is the general kind.
+  static_assert(sizeof(Py_ssize_t) == 8);
+  return reinterpret_cast<const uint8_t*>(dict->ma_keys)[10] != 0;
 }
 
 bool ThreadIsObserved(PyThreadState* thread) noexcept {

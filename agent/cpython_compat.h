@@ -266,6 +266,11 @@ PyObject* TypeNamespace(PyTypeObject* type) noexcept;
 // store moves its tag (python/cpython#125608: on 3.13.0 a store through inline values moves none). Null: the type has
 // no __dict__, or it could not be made (an exception raised on the way is cleared).
 PyDictObject* InstanceDict(PyObject* object) noexcept;
+// True for a dict whose values are its own, so that every change of them moves its tag. A dict that shares them with
+// the object whose attributes they are (3.13 moves no tag when the object stores one) gets a table of its own first.
+bool HasTableOfItsOwn(PyDictObject* dict) noexcept;
+// All keys are exactly str, so that no lookup runs Python code. False for a dict that has had others.
+bool HasOnlyStringKeys(const PyDictObject* dict) noexcept;
 
 // ---------------------------------------------------------------------------------------------------------- threads
 

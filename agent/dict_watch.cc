@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "agent/boundary.h"
+#include "agent/cpython_compat.h"
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
 
@@ -62,21 +63,32 @@ struct DictWatchState {
   }
 
   static int OnEvent(PyDict_WatchEvent event, PyObject* dict, PyObject*, PyObject*) noexcept {
-    ++DictWatch::epoch_;
+    bool is_noisy = false;
     // Without memory to count in, a noisy dict is only not found out.
     static_cast<void>(ContainStatus([&] {
       DictWatchState& state = Get();
       if (event == PyDict_EVENT_DEALLOCATED) {
         state.num_changes.erase(dict);
         state.noisy.erase(dict);
-      } else if (++state.num_changes[dict] == DictWatch::kNoisyAfter) {
+        if (state.changing == dict) state.changing = nullptr;
+        return absl::OkStatus();
+      }
+      is_noisy = state.noisy.contains(dict);
+      if (is_noisy) return absl::OkStatus();
+      state.changing = dict;
+      state.tag_before = DictTag(reinterpret_cast<PyDictObject*>(dict));
+      if (++state.num_changes[dict] == DictWatch::kNoisyAfter) {
         state.noisy.insert(dict);
         ++DictWatch::num_noisy_;
       }
       return absl::OkStatus();
     }));
+    if (!is_noisy) ++DictWatch::epoch_;
     return 0;
   }
+
+  PyObject* changing = nullptr;  // the dict of the last event, while it lives
+  uint64_t tag_before = 0;
 };
 
 bool DictWatch::Watch(PyObject* dict) {
@@ -90,8 +102,9 @@ bool DictWatch::Watch(PyObject* dict) {
 
 bool DictWatch::IsNoisy(PyObject* dict) { return DictWatchState::Get().noisy.contains(dict); }
 
-void DictWatch::Retire(PyObject* dict) {
-  if (PyDict_Unwatch(DictWatchState::Get().watcher, dict) < 0) PyErr_Clear();
+bool DictWatch::ChangeIsPending() {
+  const DictWatchState& state = DictWatchState::Get();
+  return state.changing != nullptr && DictTag(reinterpret_cast<PyDictObject*>(state.changing)) == state.tag_before;
 }
 
 }  // namespace cuvil::agent
@@ -102,7 +115,7 @@ namespace cuvil::agent {
 
 bool DictWatch::Watch(PyObject*) { return false; }
 bool DictWatch::IsNoisy(PyObject*) { return false; }
-void DictWatch::Retire(PyObject*) {}
+bool DictWatch::ChangeIsPending() { return false; }
 
 }  // namespace cuvil::agent
 

@@ -75,6 +75,31 @@ std::string Text(PyObject* object) {
   return std::string(Py_TYPE(object)->tp_name) + " object";
 }
 
+// Comparing it with another object calls nothing that a program can define.
+bool ComparesWithoutPython(PyObject* key) {
+  PyTypeObject* const type = Py_TYPE(key);
+  if (type == &PyTuple_Type) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+      if (!ComparesWithoutPython(PyTuple_GET_ITEM(key, i))) return false;
+    }
+    return true;
+  }
+  return type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBool_Type || type == &PyFloat_Type ||
+         type == &PyBytes_Type || type == &PyType_Type || key == Py_None ||
+         type->tp_richcompare == PyBaseObject_Type.tp_richcompare;
+}
+
+bool KeysCompareWithoutPython(PyObject* dict) {
+  if (HasOnlyStringKeys(reinterpret_cast<PyDictObject*>(dict))) return true;
+  Py_ssize_t position = 0;
+  PyObject* key;
+  PyObject* value;
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    if (!ComparesWithoutPython(key)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 GuardSet::Details::~Details() {
@@ -206,6 +231,7 @@ void GuardSet::CheckList::Complete(const void* any_memory) {
 
 void GuardSet::ChooseUnwatched() {
   num_noisy_ = DictWatch::num_noisy();
+  choose_again_ = false;
   unwatched_ = {};
   size_t stop = 0;
   for (uint32_t i = 0; i < all_.size(); ++i) {
@@ -242,15 +268,26 @@ void GuardSet::AddPlaces(Check check, Details* details) {
   }
 }
 
+void GuardSet::KeepWatch(Check& check) {
+  if (check.watched && !DictWatch::Watch(check.object())) {
+    check.watched = 0;
+    choose_again_ = true;
+  }
+  check.value = LoadWord(check.object(), kDictTagOffset);  // a watch leaves its mark in it
+}
+
 bool GuardSet::DictStillMatches(Check& check) {
   Details& details = details_[check.details];
   PyObject* dict = check.object();
   const uintptr_t word = LoadWord(dict, kDictTagOffset);
   // Beside the tag there are bits that say who watches the dict.
   if (word >> kDictTagShift == check.value >> kDictTagShift) {
-    check.value = word;
+    KeepWatch(check);
     return true;
   }
+  // The lookups below must run no Python code, and the next event must be told of this dict, which may be another one
+  // at the old one's address.
+  if (!KeysCompareWithoutPython(dict)) return false;
   if (details.whole) {
     if (check.ordered || static_cast<size_t>(PyDict_GET_SIZE(dict)) != details.keys.size()) return false;
     Py_ssize_t position = 0;
@@ -271,7 +308,7 @@ bool GuardSet::DictStillMatches(Check& check) {
       if (!details.values[i].MatchesHeld(value)) return false;
     }
   }
-  check.value = word;
+  KeepWatch(check);
   return true;
 }
 
@@ -376,15 +413,8 @@ bool GuardSet::Hold() {
     last_failure_ = failing - all_.checks.data();
     return false;
   }
-  if (DictWatch::num_noisy() != num_noisy_) {
-    // All objects are alive: their checks have just passed.
-    for (size_t i = 0; i < all_.size(); ++i) {
-      const Check& check = all_.checks[i];
-      if (check.watched && DictWatch::IsNoisy(check.object())) DictWatch::Retire(check.object());
-    }
-    ChooseUnwatched();
-  }
-  good_epoch_ = epoch;
+  if (choose_again_ || DictWatch::num_noisy() != num_noisy_) ChooseUnwatched();
+  if (!DictWatch::ChangeIsPending()) good_epoch_ = epoch;
   return true;
 }
 

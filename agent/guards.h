@@ -85,13 +85,16 @@ class GuardSet {
   // The first check that fails, or null.
   const Check* FirstFailing(CheckList* list);
   bool DictStillMatches(Check& check);
+  // Of a dict that matches: it may be another one than before, at the same address.
+  void KeepWatch(Check& check);
   // Again from `all_`: some watched dicts have become noisy.
   void ChooseUnwatched();
 
   CheckList all_;
-  CheckList unwatched_;      // those of all_ that the epoch says nothing about
-  uint64_t good_epoch_ = 0;  // of DictWatch, at which all have passed
-  uint64_t num_noisy_ = 0;   // of DictWatch, when unwatched_ was chosen
+  CheckList unwatched_;        // those of all_ that the epoch says nothing about
+  uint64_t good_epoch_ = 0;    // of DictWatch, at which all have passed
+  uint64_t num_noisy_ = 0;     // of DictWatch, when unwatched_ was chosen
+  bool choose_again_ = false;  // a check of all_ has lost its watch
   std::vector<Details> details_;
   std::string why_not_;
   int64_t last_failure_ = -1;

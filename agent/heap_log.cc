@@ -169,6 +169,7 @@ void HeapLog::TouchDictKey(PyObject* dict, PyObject* key) {
   HeapEntry* entry = Find(StateKind::kDict, dict, 0, &created);
   seen_keys_.emplace(std::make_pair(dict, key), static_cast<uint32_t>(entry - entries_.data()));
   if (created) {
+    if (!HasTableOfItsOwn(reinterpret_cast<PyDictObject*>(dict))) SetProblem("a dict shares its values with an object");
     entry->dict_tag = DictTag(reinterpret_cast<PyDictObject*>(dict));
   } else {
     ReadAgain(entry);
@@ -192,6 +193,7 @@ void HeapLog::TouchDictAll(PyObject* dict) {
   bool created;
   HeapEntry* entry = Find(StateKind::kDict, dict, 0, &created);
   if (created) {
+    if (!HasTableOfItsOwn(reinterpret_cast<PyDictObject*>(dict))) SetProblem("a dict shares its values with an object");
     entry->dict_tag = DictTag(reinterpret_cast<PyDictObject*>(dict));
   } else {
     ReadAgain(entry);

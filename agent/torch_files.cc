@@ -13,21 +13,23 @@ namespace {
 
 // "/env/lib/python3.12/site-packages/torch/"; empty before torch has been imported.
 std::string TorchFolder() {
-  const ErrorScope errors;
-  PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-  PyObject* file =
-      torch != nullptr && PyModule_Check(torch) ? PyDict_GetItemString(PyModule_GetDict(torch), "__file__") : nullptr;
-  const char* text = file != nullptr && PyUnicode_Check(file) ? PyUnicode_AsUTF8(file) : nullptr;
-  if (text == nullptr) {
-    PyErr_Clear();
-    return "";
-  }
-  const std::string path = text;
+  const std::string path = ModuleFile("torch");
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
 }  // namespace
+
+std::string ModuleFile(const char* name) {
+  const ErrorScope errors;
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), name);
+  PyObject* file = module != nullptr && PyModule_Check(module)
+                       ? PyDict_GetItemString(PyModule_GetDict(module), "__file__")
+                       : nullptr;
+  const char* text = file != nullptr && PyUnicode_Check(file) ? PyUnicode_AsUTF8(file) : nullptr;
+  if (text == nullptr) PyErr_Clear();
+  return text == nullptr ? "" : text;
+}
 
 bool IsTorchFile(std::string_view path) {
   static ProcessLifetime<std::string> folder;

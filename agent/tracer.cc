@@ -149,13 +149,15 @@ void Tracer::StopWatching() {
 }
 
 bool Tracer::HasNoNetEffect(PyCodeObject* code) {
-  std::string file = Text(code->co_filename);
   std::string name = Text(code->co_name);
-  return (absl::EndsWith(file, "torch/_ops.py") && name == "__getattr__") ||
-         (absl::EndsWith(file, "torch/_library/simple_registry.py") && name == "find_torch_dispatch_rule") ||
+  if (name != "__getattr__" && name != "find_torch_dispatch_rule" && name != "tag") return false;
+  std::string file = Text(code->co_filename);
+  if (!IsTorchFile(file)) return false;
+  return (absl::EndsWith(file, "/torch/_ops.py") && name == "__getattr__") ||
+         (absl::EndsWith(file, "/torch/_library/simple_registry.py") && name == "find_torch_dispatch_rule") ||
          // Once torch.compile has been used, every module that is made is noted in a weak dict until it dies. A replay
          // makes none.
-         (absl::EndsWith(file, "torch/_dynamo/mutation_guard.py") && name == "tag");
+         (absl::EndsWith(file, "/torch/_dynamo/mutation_guard.py") && name == "tag");
 }
 
 void Tracer::TakeLock() {
@@ -163,7 +165,7 @@ void Tracer::TakeLock() {
   // Of locks that guard caches and logging, whose content the guards compare, a plan need not know. Whoever holds the
   // program's own makes its calls wait, or fail to get it.
   const std::string file = frames_.empty() ? "" : Text(frames_.back().code->co_filename);
-  if (absl::EndsWith(file, "/functools.py") || absl::EndsWith(file, "/logging/__init__.py")) return;
+  if (!file.empty() && (file == ModuleFile("functools") || file == ModuleFile("logging"))) return;
   if (!frames_.empty() && IsTorchCode(frames_.back().code)) return;
   Refuse("lock", "takes a lock that others may hold", "take it around the call of the model");
 }

@@ -142,7 +142,8 @@ def torch_is_profiling() -> bool:
     kind = getattr(profiler, "profile", None)
     warmup = getattr(getattr(profiler, "ProfilerAction", None), "WARMUP", None)
     # In the warm-up of its schedule torch.profiler has CUPTI on and says so nowhere but in the object itself. Objects
-    # that have not come to their end are counted here, so that mostly there is none to look for.
+    # that have not come to their end are counted here, so that mostly there is none to look for. One that ended in its
+    # warm-up says the same until it is collected, and is taken for one that goes on.
     steps = getattr(getattr(autograd, "KinetoStepTracker", None), "_step_dict", {})
     if "ProfilerStep" not in steps or kind is None or warmup is None:
         return False

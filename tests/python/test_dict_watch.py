@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import subprocess
@@ -207,3 +208,177 @@ def test_without_a_watcher_dicts_are_looked_at() -> None:
     assert result.returncode == 0, result.stderr
     assert int(result.stdout.split()[-1]) >= 1
     assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def at_the_same_address(replace: Callable[[], None], where: Callable[[], Any]) -> None:
+    """Has a dict die and an equal one take its place, at its address where the allocator gives it."""
+    address = id(where())
+    for _ in range(100):
+        replace()
+        if id(where()) == address:
+            return
+
+
+@eager_twin(served=True)
+def test_an_equal_dict_takes_the_place_of_one_that_died() -> Iterator[Any]:
+    model = Fn(lambda s, x: x * s.settings["scale"])
+    model.settings = {"scale": 2.0}
+
+    def replace() -> None:
+        model.settings = None
+        model.settings = {"scale": 2.0}
+
+    with torch.no_grad():
+        yield from warm("first", model, ramp(3))
+        at_the_same_address(replace, lambda: model.settings)
+        yield from warm("replaced", model, ramp(3))
+        model.settings["scale"] = 5.0
+        yield from warm("changed", model, ramp(3))
+
+
+@eager_twin(served=True)
+def test_a_list_in_a_dict_that_took_the_place_of_another() -> Iterator[Any]:
+    box: dict[str, Any] = {"inner": {"values": [1.5] * 1000}}
+    kept = [box["inner"]["values"]]
+    model = Fn(lambda s, x: x * box["inner"]["values"][0])
+
+    def replace() -> None:
+        box["inner"] = None
+        box["inner"] = {"values": kept[0]}
+
+    with torch.no_grad():
+        yield from warm("first", model, ramp(3))
+        at_the_same_address(replace, lambda: box["inner"])
+        yield from warm("replaced", model, ramp(3))
+        kept.clear()
+        box["inner"]["values"] = [7.0] * 1000
+        yield from warm("changed", model, ramp(3))
+
+
+@eager_twin(served=True)
+def test_attributes_that_are_made_anew() -> Iterator[Any]:
+    class Options:
+        pass
+
+    options = Options()
+    options.scale = 2.0
+    model = Fn(lambda s, x: x * options.scale)
+
+    def replace() -> None:
+        del options.__dict__
+        options.scale = 2.0
+
+    with torch.no_grad():
+        yield from warm("first", model, ramp(3))
+        at_the_same_address(replace, lambda: vars(options))
+        yield from warm("replaced", model, ramp(3))
+        options.scale = 3.0
+        yield from warm("changed", model, ramp(3))
+
+
+@eager_twin(served=True)
+def test_a_dict_that_is_an_objects_attributes() -> Iterator[Any]:
+    options = argparse.Namespace(scale=2.0)
+    attributes = vars(options)
+    model = Fn(lambda s, x: x * attributes["scale"])
+    with torch.no_grad():
+        yield from warm("first", model, ramp(3))
+        for scale in (3.0, 4.0):
+            options.scale = scale  # 3.13 writes to the object and moves nothing of the dict
+            yield from warm(f"{scale}", model, ramp(3))
+
+
+class Chameleon:
+    """A key that may say that it is another one."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.same = name, False
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return self.same
+
+
+@eager_twin(served=True)
+def test_a_key_that_decides_whether_it_is_equal() -> Iterator[Any]:
+    settings: dict[Any, float] = {"scale": 2.0}
+    key = Chameleon("scale")
+    model = Fn(lambda s, x: x * settings["scale"])
+    with torch.no_grad():
+        yield from warm("first", model, ramp(3))
+        del settings["scale"]
+        settings[key] = 9.0
+        settings["scale"] = 2.0
+        yield from warm("beside it", model, ramp(3))
+        key.same = True
+        yield from warm("in its place", model, ramp(3))
+
+
+@needs_watchers
+def test_a_change_that_is_told_before_it_happens() -> None:
+    """Another tool's callback calls the model between the notice of a change and the change."""
+    settings = {"scale": 2.0}
+    model = Fn(lambda s, x: x * settings["scale"])
+    seen: list[float] = []
+
+    def on_event(event: int, owner: int, key: int, value: int) -> int:
+        seen.append(float(model(torch.ones(1))))
+        return 0
+
+    callback = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3)(on_event)
+    with cuvil.scope(), torch.no_grad():
+        for _ in range(4):
+            model(torch.ones(1))
+        watcher = ctypes.pythonapi.PyDict_AddWatcher(callback)
+        try:
+            ctypes.pythonapi.PyDict_Watch(watcher, ctypes.py_object(settings))
+            settings["scale"] = 3.0
+            assert seen == [2.0]
+            assert float(model(torch.ones(1))) == 3.0
+            ctypes.pythonapi.PyDict_Unwatch(watcher, ctypes.py_object(settings))
+        finally:
+            ctypes.pythonapi.PyDict_ClearWatcher(watcher)
+
+
+@needs_watchers
+def test_noisy_dicts_that_die_leave_nothing() -> None:
+    def make() -> Any:
+        return Fn(lambda s, x: x * s.settings["scale"])
+
+    with cuvil.scope(), torch.no_grad():
+        for round_number in range(40):
+            model = make()
+            model.settings = {"scale": float(round_number), "counter": 0}
+            for _ in range(4):
+                model(ramp(3))
+            for i in range(40):
+                model.settings["counter"] = i
+            assert torch.equal(model(ramp(3)), ramp(3) * float(round_number))
+        model = make()
+        model.settings = {"scale": 0.5, "counter": 0}
+        for _ in range(4):
+            model(ramp(3))
+        # At whatever address, a new dict is watched.
+        assert guards(model).get("dicts", 0) == 0
+
+
+def test_code_in_files_named_like_torchs(tmp_path: Any) -> None:
+    folder = tmp_path / "mytorch"
+    folder.mkdir()
+    (folder / "_ops.py").write_text(
+        "SCALE = {'k': 2.0}\nclass Settings:\n    def __getattr__(self, name):\n        return SCALE['k']\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import mytorch._ops as mine  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(tmp_path))
+    settings = mine.Settings()
+    model = Fn(lambda s, x: x * settings.k)
+    with cuvil.scope(), torch.no_grad():
+        for _ in range(4):
+            model(ramp(3))
+        mine.SCALE["k"] = 3.0
+        assert torch.equal(model(ramp(3)), ramp(3) * 3.0)
