@@ -16,6 +16,7 @@
 #include "scheduler/graph_split.h"
 #include "scheduler/plan_executor.h"
 #include "tests/testing/fake_driver.h"
+#include "tests/testing/fake_streams.h"
 #include "tests/testing/torch_library.h"
 
 namespace cuvil::scheduler {
@@ -25,18 +26,8 @@ using ::testing::HasSubstr;
 using torch_abi::OwnedTensor;
 using torch_abi::TensorRef;
 
-void* g_stream = nullptr;
 std::vector<std::string> g_events;
 uint64_t g_pool_bytes = 0;
-
-int32_t GetStream(int32_t, void** stream) {
-  *stream = g_stream;
-  return 0;
-}
-int32_t SetStream(void* stream, int32_t) {
-  g_stream = stream;
-  return 0;
-}
 
 class LoggingPool : public AllocationPool {
  public:
@@ -74,7 +65,7 @@ class GraphPlanTest : public testing::TorchTest {
   void SetUp() override {
     testing::TorchTest::SetUp();
     if (api_ == nullptr) return;
-    g_stream = nullptr;
+    testing::FakeStreams::current = nullptr;
     g_events.clear();
     g_pool_bytes = 0;
     auto copy = device::CopyKernel::Load(driver_);
@@ -132,7 +123,7 @@ class GraphPlanTest : public testing::TorchTest {
 
   testing::FakeDriver fake_;
   const device::DriverApi driver_ = testing::FakeDriver::Api();
-  const torch_abi::CudaStreams streams_{GetStream, SetStream, testing::FakeDriver::ExchangeDevice};
+  const torch_abi::CudaStreams streams_ = testing::FakeStreams::Api();
   std::optional<device::CopyKernel> copy_;
   cir::Device device_{cir::DeviceType::kCpu, -1};
   StreamShelf shelf_;
@@ -147,7 +138,7 @@ TEST_F(GraphPlanTest, OutputsAreFreshAndNeverOverwritten) {
   auto plan = Make();
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(g_events, (std::vector<std::string>{"enter", "workspaces", "leave", "enter", "leave"}));
-  EXPECT_EQ(g_stream, nullptr);  // the caller's stream is current again
+  EXPECT_EQ(testing::FakeStreams::current, nullptr);  // the caller's stream is current again
   EmulateLaunches(**plan);
   const OwnedTensor a = Floats({3, 4});
   const OwnedTensor b = Floats({5, 6});
@@ -190,7 +181,7 @@ TEST_F(GraphPlanTest, AThreadWithoutAContextIsLentOne) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EmulateLaunches(**plan);
   fake_.needs_context = true;
-  g_stream = reinterpret_cast<void*>(77);
+  testing::FakeStreams::current = reinterpret_cast<void*>(77);
   const OwnedTensor x = Floats({1, 2});
   std::vector<OwnedTensor> outputs;
   const absl::Status lent = (*plan)->Run({x.ref()}, {weight_.ref()}, &outputs);
@@ -242,7 +233,7 @@ TEST_F(GraphPlanTest, AnotherStreamWaitsForTheLastUse) {
   const OwnedTensor x = Floats({1, 1});
   std::vector<OwnedTensor> outputs;
   for (const uintptr_t stream : {0, 0, 77, 77, 0}) {
-    g_stream = reinterpret_cast<void*>(stream);
+    testing::FakeStreams::current = reinterpret_cast<void*>(stream);
     ASSERT_TRUE((*plan)->Run({x.ref()}, {weight_.ref()}, &outputs).ok());
   }
   // The first launch follows the capture, which had a stream of its own.
@@ -254,7 +245,7 @@ TEST_F(GraphPlanTest, AnotherStreamWaitsForTheLastUse) {
 TEST_F(GraphPlanTest, StandsAsideWhileTheStreamIsCaptured) {
   auto plan = Make();
   ASSERT_TRUE(plan.ok()) << plan.status();
-  g_stream = reinterpret_cast<void*>(77);  // the legacy default stream cannot be captured
+  testing::FakeStreams::current = reinterpret_cast<void*>(77);  // the legacy default stream cannot be captured
   fake_.capture_status = 1;
   const OwnedTensor x = Floats({1, 1});
   std::vector<OwnedTensor> outputs;
@@ -270,7 +261,7 @@ TEST_F(GraphPlanTest, AFailedCaptureLeavesTheStreamAndThePoolAsTheyWere) {
     const auto plan = Make();
     EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnavailable) << name;
     EXPECT_EQ(g_events, (std::vector<std::string>{"enter", "workspaces", "leave", "enter", "leave"})) << name;
-    EXPECT_EQ(g_stream, nullptr) << name;
+    EXPECT_EQ(testing::FakeStreams::current, nullptr) << name;
   }
   fake_.failing = "";
   pool_fails_ = true;

@@ -14,6 +14,7 @@
 #include "scheduler/graph_split.h"
 #include "tests/testing/fake_cupti.h"
 #include "tests/testing/fake_driver.h"
+#include "tests/testing/fake_streams.h"
 #include "tests/testing/torch_library.h"
 
 namespace cuvil::scheduler {
@@ -25,13 +26,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using torch_abi::OwnedTensor;
-
-void* stream_ = nullptr;
-int32_t GetStream(int32_t, void** stream) {
-  *stream = stream_;
-  return 0;
-}
-int32_t SetStream(void*, int32_t) { return 0; }
 
 class NoPool : public AllocationPool {
  public:
@@ -60,7 +54,7 @@ class KernelProfileTest : public testing::TorchTest {
   void SetUp() override {
     testing::TorchTest::SetUp();
     if (api_ == nullptr) return;
-    stream_ = nullptr;
+    testing::FakeStreams::current = nullptr;
     auto copy = device::CopyKernel::Load(driver_);
     ASSERT_TRUE(copy.ok()) << copy.status();
     copy_.emplace(*std::move(copy));
@@ -119,7 +113,7 @@ class KernelProfileTest : public testing::TorchTest {
   testing::FakeCupti cupti_fake_;
   const device::DriverApi driver_ = testing::FakeDriver::Api();
   const CuptiApi cupti_ = testing::FakeCupti::Api();
-  const torch_abi::CudaStreams streams_{GetStream, SetStream, testing::FakeDriver::ExchangeDevice};
+  const torch_abi::CudaStreams streams_ = testing::FakeStreams::Api();
   std::optional<device::CopyKernel> copy_;
   StreamShelf shelf_;
   GraphBudget budget_;
@@ -216,7 +210,7 @@ TEST_F(KernelProfileTest, WhereASecondThreadCallsThereAreNoMoreExecutablesAndCup
   ASSERT_NE(first, nullptr);
   std::thread([&] { profile->LeaveCall(profile->EnterCall(), 7); }).join();
   EXPECT_EQ(profile->ExecutableOf(plan_), first);
-  stream_ = &num_launches_;  // of no executable yet
+  testing::FakeStreams::current = &num_launches_;  // of no executable yet
   EXPECT_EQ(profile->ExecutableOf(plan_), nullptr);
   const auto subscriptions = std::count(cupti_fake_.log.begin(), cupti_fake_.log.end(), "subscribe");
   const DeviceProfile result = Finish(*profile);
@@ -241,11 +235,11 @@ TEST_F(KernelProfileTest, WhereASecondThreadLaunchesBesideCallsCuptiStaysToo) {
 TEST_F(KernelProfileTest, EachStreamHasAnExecutableOfItsOwn) {
   const auto profile = Start();
   const auto first = profile->ExecutableOf(plan_);
-  stream_ = &num_launches_;
+  testing::FakeStreams::current = &num_launches_;
   const auto second = profile->ExecutableOf(plan_);
   EXPECT_NE(second, nullptr);
   EXPECT_NE(first, second);
-  stream_ = nullptr;
+  testing::FakeStreams::current = nullptr;
   EXPECT_EQ(profile->ExecutableOf(plan_), first);
   static_cast<void>(Finish(*profile));
 }

@@ -14,6 +14,7 @@
 #include "scheduler/graph_split.h"
 #include "scheduler/stream_problem.h"
 #include "tests/testing/fake_driver.h"
+#include "tests/testing/fake_streams.h"
 #include "tests/testing/torch_library.h"
 
 namespace cuvil::scheduler {
@@ -23,18 +24,8 @@ using ::testing::HasSubstr;
 using torch_abi::OwnedTensor;
 using torch_abi::TensorRef;
 
-void* g_stream = nullptr;
 int g_num_pools = 0;
 uint64_t g_pool_bytes = 0;
-
-int32_t GetStream(int32_t, void** stream) {
-  *stream = g_stream;
-  return 0;
-}
-int32_t SetStream(void* stream, int32_t) {
-  g_stream = stream;
-  return 0;
-}
 
 // The first pools are the arena's and its workspaces', the next one the trial's first.
 class CountingPool : public AllocationPool {
@@ -83,11 +74,11 @@ class StreamTrialTest : public testing::TorchTest {
   void SetUp() override {
     testing::TorchTest::SetUp();
     if (api_ == nullptr) return;
-    g_stream = nullptr;
+    testing::FakeStreams::current = nullptr;
     g_num_pools = 0;
     g_pool_bytes = 1500;
     fake_.node_types.clear();
-    fake_.working_stream = [] { return g_stream; };
+    fake_.working_stream = [] { return testing::FakeStreams::current; };
     fake_.launch_ms = [](size_t num_side_streams) { return num_side_streams == 1 ? 0.7 : 1.0; };
     auto copy = device::CopyKernel::Load(driver_);
     ASSERT_TRUE(copy.ok()) << copy.status();
@@ -127,14 +118,14 @@ class StreamTrialTest : public testing::TorchTest {
   // Nothing of the trial is left but what serves.
   void ExpectGone(size_t num_plans) {
     EXPECT_EQ(g_num_pools, 2);  // of the arena and of its stream
-    EXPECT_EQ(g_stream, nullptr);
+    EXPECT_EQ(testing::FakeStreams::current, nullptr);
     EXPECT_EQ(fake_.Count("cuGraphInstantiate") - fake_.Count("cuGraphExecDestroy"), num_plans);
     EXPECT_EQ(fake_.Count("cuStreamBeginCapture"), fake_.Count("cuStreamEndCapture"));
   }
 
   testing::FakeDriver fake_;
   const device::DriverApi driver_ = testing::FakeDriver::Api();
-  const torch_abi::CudaStreams streams_{GetStream, SetStream, testing::FakeDriver::ExchangeDevice};
+  const torch_abi::CudaStreams streams_ = testing::FakeStreams::Api();
   std::optional<device::CopyKernel> copy_;
   StreamShelf shelf_;
   GraphBudget budget_;
@@ -275,7 +266,7 @@ TEST_F(StreamTrialTest, AnErrorLeavesTheSerialGraph) {
     std::string reasons = outcome.report.skipped;
     for (const StreamCandidate& candidate : outcome.report.candidates) reasons += candidate.rejected;
     EXPECT_THAT(reasons, HasSubstr(name));
-    EXPECT_EQ(g_stream, nullptr) << name;
+    EXPECT_EQ(testing::FakeStreams::current, nullptr) << name;
     EXPECT_EQ(g_num_pools, 2) << name;
   }
   fake_.failing = "";
@@ -331,7 +322,7 @@ TEST_F(StreamTrialTest, MemoryForSideStreamsIsTakenInOrder) {
   }
   EXPECT_EQ(before, (std::vector<std::string>{"cuEventRecord " + main, "cuStreamWaitEvent " + side,
                                               "cuEventRecord " + side, "cuStreamWaitEvent " + main}));
-  EXPECT_EQ(g_stream, nullptr);
+  EXPECT_EQ(testing::FakeStreams::current, nullptr);
 }
 
 TEST_F(StreamTrialTest, SideStreamsAreUsedAgain) {
