@@ -52,7 +52,7 @@ class NodeRecorder final : public StepObserver {
 absl::StatusOr<std::unique_ptr<GraphPlan>> GraphPlan::Create(Parts parts, absl::Span<const TensorRef> inputs,
                                                              absl::Span<const TensorRef> captured,
                                                              std::shared_ptr<GraphArena> arena,
-                                                             CaptureOptions options) {
+                                                             const CaptureOptions& options) {
   if (absl::Status s = CheckCapturable(*parts.body, arena->device()); !s.ok()) return s;
   auto plan = std::unique_ptr<GraphPlan>(new GraphPlan(std::move(arena)));
   plan->parts_ = std::move(parts);
@@ -331,7 +331,7 @@ absl::Status GraphPlan::LaunchOther(const device::ExecutableGraph& executable, a
 
 absl::Status GraphPlan::Run(absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured,
                             std::vector<OwnedTensor>* outputs, const Watch* watch) {
-  const absl::Status status = Queue(inputs, captured, outputs, watch);
+  absl::Status status = Queue(inputs, captured, outputs, watch);
   if (!status.ok()) arena_->health().Note(status);
   return status;
 }

@@ -64,7 +64,8 @@ class GraphPlan {
   // Captures the body for these tensors.
   static absl::StatusOr<std::unique_ptr<GraphPlan>> Create(Parts parts, absl::Span<const torch_abi::TensorRef> inputs,
                                                            absl::Span<const torch_abi::TensorRef> captured,
-                                                           std::shared_ptr<GraphArena> arena, CaptureOptions options);
+                                                           std::shared_ptr<GraphArena> arena,
+                                                           const CaptureOptions& options);
   static absl::StatusOr<std::unique_ptr<GraphPlan>> Create(Parts parts, absl::Span<const torch_abi::TensorRef> inputs,
                                                            absl::Span<const torch_abi::TensorRef> captured,
                                                            std::shared_ptr<GraphArena> arena) {
