@@ -38,15 +38,24 @@ def guards(model: nn.Module) -> dict[str, int]:
     return dict(plans[-1]["guards"])
 
 
+def num_looked_at(model: nn.Module, x: torch.Tensor) -> int:
+    """The dicts that the model's newest plan looks at, after some calls."""
+    for _ in range(4):
+        model(x)
+    return guards(model).get("dicts", 0)
+
+
+def num_noisy_before() -> int:
+    """Dicts of torch's or of the tests' that have become noisy in this process and that every model reads."""
+    return num_looked_at(Fn(lambda s, x: s.layer(x) * 0.5, layer=nn.Linear(4, 4).eval()), ramp(1, 4))
+
+
 @needs_watchers
 def test_dicts_are_watched() -> None:
     model = Scaled().eval()
     with cuvil.scope(), torch.no_grad():
-        for _ in range(4):
-            model(ramp(1, 4))
-        counts = guards(model)
-    assert counts.get("dicts", 0) == 0
-    assert counts["watched dicts"] > 10
+        assert num_looked_at(model, ramp(1, 4)) == num_noisy_before()
+        assert guards(model)["watched dicts"] > 10
 
 
 @pytest.mark.parametrize(
@@ -124,12 +133,10 @@ def test_a_noisy_dict_costs_no_plan() -> None:
         assert after["planned"] - before["planned"] == 200
         assert after["traces"] == before["traces"]
         # A plan that is made now looks at it by itself.
-        other = Fn(lambda s, x: x + noisy["read"])
-        for _ in range(4):
-            other(ramp(3))
-        assert guards(other)["dicts"] == 1
+        other = Fn(lambda s, x: s.layer(x) + noisy["read"], layer=nn.Linear(4, 4).eval())
+        assert num_looked_at(other, ramp(1, 4)) == num_noisy_before() + 1
         noisy["read"] = 5.0
-        assert torch.equal(other(ramp(3)), ramp(3) + 5.0)
+        assert torch.equal(other(ramp(1, 4)), other.layer(ramp(1, 4)) + 5.0)
         assert torch.equal(model(ramp(3)), ramp(3) * 5.0)
 
 
@@ -345,23 +352,22 @@ def test_a_change_that_is_told_before_it_happens() -> None:
 @needs_watchers
 def test_noisy_dicts_that_die_leave_nothing() -> None:
     def make() -> Any:
-        return Fn(lambda s, x: x * s.settings["scale"])
+        return Fn(lambda s, x: s.layer(x) * s.settings["scale"], layer=nn.Linear(4, 4).eval())
 
+    x = ramp(1, 4)
     with cuvil.scope(), torch.no_grad():
         for round_number in range(40):
             model = make()
             model.settings = {"scale": float(round_number), "counter": 0}
             for _ in range(4):
-                model(ramp(3))
+                model(x)
             for i in range(40):
                 model.settings["counter"] = i
-            assert torch.equal(model(ramp(3)), ramp(3) * float(round_number))
+            assert torch.equal(model(x), model.layer(x) * float(round_number))
         model = make()
         model.settings = {"scale": 0.5, "counter": 0}
-        for _ in range(4):
-            model(ramp(3))
         # At whatever address, a new dict is watched.
-        assert guards(model).get("dicts", 0) == 0
+        assert num_looked_at(model, x) == num_noisy_before()
 
 
 def test_code_in_files_named_like_torchs(tmp_path: Any) -> None:
