@@ -1,7 +1,9 @@
 #include "agent/plan_debug.h"
 
 #include <chrono>
+#include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "agent/boundary.h"
 #include "agent/cuda_state.h"
 #include "agent/gil.h"
+#include "agent/lifecycle/record.h"
 #include "agent/py_ref.h"
 #include "agent/python_steps.h"
 #include "agent/tensor_bridge.h"
@@ -17,7 +20,10 @@
 #include "jit/cir/text.h"
 #include "jit/cir/verifier.h"
 #include "scheduler/execution_plan.h"
+#include "scheduler/graph_split.h"
+#include "scheduler/part_sequence.h"
 #include "scheduler/plan_executor.h"
+#include "scheduler/program_cut.h"
 #include "scheduler/torch/torch_api.h"
 
 namespace cuvil::agent {
@@ -262,6 +268,155 @@ PyObject* PlanDescribe(PyObject*, PyObject* argument) noexcept {
   });
 }
 
+// As GraphRunner finds them: outputs that the caller sees, and that are views of memory which no operator shows.
+std::set<cir::ValueId> HiddenViews(const TensorBridge& bridge, const cir::Graph& body, const torch_abi::TorchApi& api,
+                                   absl::Span<const torch_abi::OwnedTensor> kept,
+                                   const std::set<cir::StorageId>& seen) {
+  const GilAcquire acquired;
+  std::set<cir::ValueId> views;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (!seen.contains(body.value(body.outputs[i]).storage)) continue;
+    const OwnedRef tensor = OwnedRef::Steal(bridge.ToPyObject(api.NewReference(kept[i].ref())));
+    const OwnedRef base = tensor ? OwnedRef::Steal(PyObject_GetAttrString(tensor.get(), "_base")) : OwnedRef();
+    if (!base) PyErr_Clear();
+    if (!base || base.get() != Py_None) views.insert(body.outputs[i]);
+  }
+  return views;
+}
+
+// What a GraphPlan does with a part, with the executor in the graph's place: the body, copies of what it keeps, the
+// tail. `hidden_views` become what the runs of the body show.
+//
+// Errors: Unimplemented  a graph would have given up
+absl::Status RunAsGraph(const TensorBridge& bridge, const scheduler::ProgramPart& part,
+                        const std::shared_ptr<const torch_abi::TorchApi>& api, scheduler::BuildOptions options,
+                        absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
+                        scheduler::PythonStepCallback* steps, std::set<cir::ValueId>* hidden_views,
+                        std::vector<torch_abi::OwnedTensor>* outputs) {
+  auto split = scheduler::SplitForGraph(part.graph, {*hidden_views, &part.versioned});
+  if (!split.ok()) return split.status();
+  options.left_out_ops = split->left_out_ops;
+  const auto body = scheduler::ExecutionPlan::Build(std::move(split->body), api, std::move(options));
+  if (!body.ok()) return body.status();
+  const auto tail = scheduler::ExecutionPlan::Build(std::move(split->tail), api, {});
+  if (!tail.ok()) return tail.status();
+  std::vector<torch_abi::OwnedTensor> kept, fresh;
+  if (absl::Status s = scheduler::PlanExecutor::Run(**body, inputs, captured, &kept, steps); !s.ok()) return s;
+  if (hidden_views->empty()) {
+    *hidden_views = HiddenViews(bridge, (*body)->graph(), *api, kept, part.versioned);
+    if (!hidden_views->empty()) return absl::OkStatus();
+  }
+  std::vector<torch_abi::TensorRef> tail_captured;
+  for (const uint32_t i : split->tail_captured) tail_captured.push_back(captured[i]);
+  for (uint32_t i = 0; i < split->num_copies; ++i) {
+    const cir::Graph& program = (*body)->graph();
+    const cir::TensorType& type = program.value(program.outputs[i]).type;
+    void* handle = nullptr;
+    if (api->empty_strided(static_cast<int64_t>(type.sizes.size()), type.sizes.data(), type.strides.data(),
+                           static_cast<int32_t>(type.dtype), 0, -1, &handle) != 0) {
+      return absl::InternalError("no memory for a copy");
+    }
+    fresh.push_back(torch_abi::OwnedTensor::Steal(handle));
+    void* from = nullptr;
+    void* to = nullptr;
+    api->get_data_ptr(kept[i].ref().handle(), &from);
+    api->get_data_ptr(handle, &to);
+    if (type.num_elements() != 0) std::memcpy(to, from, static_cast<size_t>(type.span_bytes()));
+    tail_captured.push_back(fresh.back().ref());
+  }
+  for (size_t i = split->num_copies; i < kept.size(); ++i) tail_captured.push_back(kept[i].ref());
+  return scheduler::PlanExecutor::Run(**tail, inputs, tail_captured, outputs, nullptr);
+}
+
+// _plan_run_parts(cir_text, constants, host_ops, inputs, captured, as_graphs) -> (outputs, [(first operator, number of
+// them, on a graph?, why not)]). The program cut around these operators and run part by part. `as_graphs`: parts are
+// cut further until each is fit for a graph, and run as one would be, in memory of their own.
+PyObject* PlanRunParts(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const char* text = nullptr;
+    PyObject *constant_list = nullptr, *host_ops = nullptr, *input_list = nullptr, *captured_list = nullptr;
+    int as_graphs = 0;
+    if (PyArg_ParseTuple(arguments, "sOO!OOp", &text, &constant_list, &PyList_Type, &host_ops, &input_list,
+                         &captured_list, &as_graphs) == 0) {
+      return OwnedRef();
+    }
+    const auto api = LoadedApi();
+    if (!api.ok()) return api.status();
+    const auto bridge = CalibratedBridge();
+    if (!bridge.ok()) return bridge.status();
+    const auto graph = cir::Parse(text);
+    if (!graph.ok()) return graph.status();
+    const auto constants = TensorArguments(**bridge, constant_list);
+    const auto inputs = TensorArguments(**bridge, input_list);
+    const auto captured = TensorArguments(**bridge, captured_list);
+    if (!constants.ok() || !inputs.ok() || !captured.ok())
+      return absl::InvalidArgumentError("lists of tensors expected");
+    std::vector<std::string> reasons(graph->ops.size());
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(host_ops); ++i) {
+      const size_t op = PyLong_AsSize_t(PyList_GET_ITEM(host_ops, i));
+      if (op >= reasons.size()) return absl::InvalidArgumentError("no such operator");
+      reasons[op] = "asked for";
+    }
+    const auto options_of = [&](const scheduler::ProgramPart& part) {
+      scheduler::BuildOptions options;
+      for (const uint32_t i : part.constants) options.constants.push_back((*api)->NewReference((*constants)[i]));
+      return options;
+    };
+    const auto plan_body = [&](const scheduler::ProgramPart& part, scheduler::GraphSplit split) {
+      scheduler::BuildOptions options = options_of(part);
+      options.left_out_ops = std::move(split.left_out_ops);
+      return scheduler::ExecutionPlan::Build(std::move(split.body), *api, std::move(options));
+    };
+    std::vector<bool> on_host;
+    for (const std::string& reason : reasons) on_host.push_back(!reason.empty());
+    auto parts = as_graphs != 0
+                     ? scheduler::CutForGraphs(*graph, {cir::DeviceType::kCpu, -1}, reasons, plan_body, {1, 1000})
+                     : scheduler::CutProgram(*graph, on_host);
+    if (!parts.ok()) return parts.status();
+    RecordList descriptions;
+    for (const scheduler::ProgramPart& part : *parts) {
+      descriptions.Add(
+          OwnedRef::Steal(Py_BuildValue("(InOs)", part.first_op, static_cast<Py_ssize_t>(part.graph.ops.size()),
+                                        part.on_graph ? Py_True : Py_False, part.reason.c_str())));
+    }
+    const scheduler::PartSequence sequence(*graph, *std::move(parts));
+    PythonSteps steps(*bridge, *api);
+    std::vector<torch_abi::OwnedTensor> outputs;
+    absl::Status status;
+    {
+      AssertGilHeld();
+      const GilRelease released;
+      status = sequence.Run(
+          **api, *inputs, *captured, &outputs,
+          [&](size_t index, absl::Span<const torch_abi::TensorRef> part_inputs,
+              absl::Span<const torch_abi::TensorRef> part_captured, std::vector<torch_abi::OwnedTensor>* made) {
+            const scheduler::ProgramPart& part = sequence.part(index);
+            if (as_graphs != 0 && part.on_graph) {
+              std::set<cir::ValueId> hidden_views;
+              absl::Status ran = RunAsGraph(**bridge, part, *api, options_of(part), part_inputs, part_captured, &steps,
+                                            &hidden_views, made);
+              if (ran.ok() && !hidden_views.empty()) {
+                ran = RunAsGraph(**bridge, part, *api, options_of(part), part_inputs, part_captured, &steps,
+                                 &hidden_views, made);
+              }
+              if (!absl::IsUnimplemented(ran)) return ran;
+            }
+            const auto plan = scheduler::ExecutionPlan::Build(part.graph, *api, options_of(part));
+            if (!plan.ok()) return plan.status();
+            return scheduler::PlanExecutor::Run(**plan, part_inputs, part_captured, made, &steps);
+          });
+    }
+    if (!status.ok()) return status;
+    RecordList results;
+    for (torch_abi::OwnedTensor& output : outputs) {
+      results.Add(OwnedRef::Steal((*bridge)->ToPyObject(std::move(output))));
+    }
+    const OwnedRef result_list = results.Take(), description_list = descriptions.Take();
+    if (!result_list || !description_list) return OwnedRef();
+    return OwnedRef::Steal(PyTuple_Pack(2, result_list.get(), description_list.get()));
+  });
+}
+
 // _cuda_switches() -> (answers: list of int, number of them that took a call of Python's getter)
 PyObject* CudaSwitches(PyObject*, PyObject*) noexcept {
   return Boundary([&]() -> absl::StatusOr<OwnedRef> {
@@ -275,15 +430,11 @@ PyObject* CudaSwitches(PyObject*, PyObject*) noexcept {
 }
 
 PyMethodDef kMethods[] = {
-    {"_cir_roundtrip", CirRoundtrip, METH_O, nullptr},
-    {"_cir_schema", CirSchema, METH_O, nullptr},
-    {"_plan_build", PlanBuild, METH_VARARGS, nullptr},
-    {"_plan_run", PlanRun, METH_VARARGS, nullptr},
-    {"_plan_describe", PlanDescribe, METH_O, nullptr},
-    {"_torch_boundary", TorchBoundary, METH_NOARGS, nullptr},
-    {"_tensor_meta", ReadTensorMeta, METH_O, nullptr},
-    {"_cuda_switches", CudaSwitches, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
+    {"_cir_roundtrip", CirRoundtrip, METH_O, nullptr},        {"_cir_schema", CirSchema, METH_O, nullptr},
+    {"_plan_build", PlanBuild, METH_VARARGS, nullptr},        {"_plan_run", PlanRun, METH_VARARGS, nullptr},
+    {"_plan_run_parts", PlanRunParts, METH_VARARGS, nullptr}, {"_plan_describe", PlanDescribe, METH_O, nullptr},
+    {"_torch_boundary", TorchBoundary, METH_NOARGS, nullptr}, {"_tensor_meta", ReadTensorMeta, METH_O, nullptr},
+    {"_cuda_switches", CudaSwitches, METH_NOARGS, nullptr},   {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace

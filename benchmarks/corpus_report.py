@@ -54,6 +54,8 @@ def summary(records: list[Record]) -> str:
     if on_gpu:
         with_graphs = sum(record["graphs"] > 0 for record in on_gpu)
         lines.append(f"models with plans that are CUDA graphs: {with_graphs} of {len(on_gpu)}")
+        in_parts = sum(record.get("graphs_in_parts", 0) > 0 for record in on_gpu)
+        lines.append(f"models with plans of several parts, graphs among them: {in_parts} of {len(on_gpu)}")
         why = Counter(reason for record in on_gpu for reason in record["not_graphs"])
         lines += [f"- {count} × {reason[:160]}" for reason, count in why.most_common(15)]
     for record in records:

@@ -106,8 +106,12 @@ def run(spec: Spec, accelerator: Any | None, device: str = "cpu") -> dict[str, A
                         _accelerated(model, one, reference, accelerator, f"{mode_name} shape {shape}", record)
                     )
             if accelerator is not None and device != "cpu":
-                graphs = [plan.get("cuda_graph") or {} for plan in _plans(accelerator, model)]
+                plans = _plans(accelerator, model)
+                graphs = [plan.get("cuda_graph") or {} for plan in plans]
                 record["graphs"] = sum(bool(graph.get("captured")) for graph in graphs)
+                parts = [part for plan in plans for part in plan.get("parts", [])]
+                record["graphs_in_parts"] = sum(bool(part.get("cuda_graph", {}).get("captured")) for part in parts)
+                graphs += [part.get("cuda_graph") or part for part in parts]
                 record["not_graphs"] = sorted({graph["reason"] for graph in graphs if graph.get("reason")})
             if accelerator is not None and any(each != "whole" for each in served):
                 record.setdefault("reasons", _reasons(accelerator, model))

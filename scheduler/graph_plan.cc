@@ -180,6 +180,9 @@ absl::Status GraphPlan::Capture(absl::Span<const TensorRef> inputs, absl::Span<c
   if (absl::Status s = scheduled.Fork(); !s.ok()) return s;
   if (absl::Status s = PlanExecutor::RunDirected(*parts_.body, copies, captured, &kept_, scheduled); !s.ok()) {
     // Not an error of the model: an operator that may not run while a stream is captured.
+    if (options.failed_op != nullptr && scheduled.running_step().has_value()) {
+      *options.failed_op = parts_.body->steps()[*scheduled.running_step()].op;
+    }
     return absl::UnavailableError(absl::StrCat("capture: ", s.message()));
   }
   if (!recorder.status().ok()) return recorder.status();

@@ -59,6 +59,7 @@ class GraphPlan {
   struct CaptureOptions {
     std::shared_ptr<const StreamSchedule> schedule;  // of the body; null: one stream
     AllocationPool* pool = nullptr;                  // that outlives the plan; null: the arena's
+    std::optional<uint32_t>* failed_op = nullptr;    // set to the body's operator that could not be captured
   };
 
   // Captures the body for these tensors.

@@ -1,5 +1,6 @@
 #include "scheduler/graph_split.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -34,7 +35,7 @@ bool IsDense(const cir::TensorType& type) {
 
 class Splitter {
  public:
-  Splitter(const Graph& graph, const std::set<ValueId>& hidden_views) : graph_(graph), hidden_views_(hidden_views) {}
+  Splitter(const Graph& graph, const SplitOptions& options) : graph_(graph), options_(options) {}
 
   absl::StatusOr<GraphSplit> Split() {
     GraphSplit split;
@@ -84,13 +85,13 @@ class Splitter {
   // The first tensor of its memory: what the body makes and the tail gets a copy of.
   absl::Status Keep(ValueId id) {
     const cir::Value& value = graph_.value(id);
-    if (hidden_views_.contains(id)) return RunInTail(value.origin_index);
+    if (options_.hidden_views.contains(id)) return RunInTail(value.origin_index);
     if (!IsDense(value.type)) return absl::UnimplementedError("an output's memory has gaps or overlaps");
     if (value.type.requires_grad) return absl::UnimplementedError("an output requires a gradient");
     const auto [kept, inserted] = kept_by_storage_.emplace(value.storage, id);
     if (!inserted) return absl::UnimplementedError("two outputs share memory in a way that no view explains");
     // A copy starts at version 0 where eager's tensor has counted its writes.
-    if (!value.type.is_inference && Written(value.storage)) {
+    if (!value.type.is_inference && IsVersioned(value.storage) && Written(value.storage)) {
       return absl::UnimplementedError("an output is written in place");
     }
     return absl::OkStatus();
@@ -118,7 +119,8 @@ class Splitter {
     }
     for (const Result& result : op.results) {
       for (const ValueId id : result.values) {
-        if (Written(graph_.value(id).storage) && !graph_.value(id).type.is_inference) {
+        const StorageId storage = graph_.value(id).storage;
+        if (!graph_.value(id).type.is_inference && IsVersioned(storage) && Written(storage)) {
           return absl::UnimplementedError("an output is written in place");
         }
       }
@@ -127,6 +129,9 @@ class Splitter {
     return absl::OkStatus();
   }
 
+  bool IsVersioned(StorageId storage) const {
+    return options_.versioned == nullptr || options_.versioned->contains(storage);
+  }
   bool Writes(const Op& op, StorageId storage) const {
     for (size_t i = 0; i < op.operands.size(); ++i) {
       if (((op.effects.writes >> i) & 1) == 0) continue;
@@ -225,7 +230,7 @@ class Splitter {
   }
 
   const Graph& graph_;
-  const std::set<ValueId>& hidden_views_;
+  const SplitOptions& options_;
   std::set<ValueId> needed_;
   std::set<uint32_t> view_ops_;
   std::set<uint32_t> tail_ops_;
@@ -233,77 +238,77 @@ class Splitter {
   std::map<StorageId, ValueId> kept_by_storage_;
 };
 
-}  // namespace
-
-absl::StatusOr<GraphSplit> SplitForGraph(const Graph& graph, const std::set<ValueId>& hidden_views) {
-  return Splitter(graph, hidden_views).Split();
-}
-
-absl::Status CheckCapturable(const ExecutionPlan& body, cir::Device device) {
-  const Graph& graph = body.graph();
-  std::set<StorageId> foreign;  // memory that belongs to the caller
+// Memory that belongs to the caller.
+std::set<StorageId> ForeignStorages(const Graph& graph) {
+  std::set<StorageId> foreign;
   for (const cir::Value& value : graph.values) {
     if (value.origin == Origin::kInput || value.origin == Origin::kCaptured) foreign.insert(value.storage);
   }
-  for (const ValueId id : graph.inputs) {
-    const cir::TensorType& type = graph.value(id).type;
-    if (type.device != device.type || type.device_index != device.index) {
-      return absl::UnimplementedError("an input is on another device than the first operator");
-    }
-  }
+  return foreign;
+}
+
+// Empty if the step can be captured.
+std::string WhyNot(const ExecutionPlan& plan, const PlanStep& step, cir::Device device,
+                   const std::set<StorageId>& foreign) {
+  const Graph& graph = plan.graph();
+  const std::string place = plan.DescribeOp(step.op);
+  if (step.mechanism == Mechanism::kClone) return absl::StrCat("a constant is written by ", place);
+  if (step.mechanism == Mechanism::kPython) return absl::StrCat("only Python can call ", place);
+  const Op& op = graph.ops[step.op];
   const auto is_elsewhere = [&](ValueId id) {
     const cir::TensorType& type = graph.value(id).type;
     return type.device != device.type || type.device_index != device.index;
   };
-  for (const PlanStep& step : body.steps()) {
-    if (step.mechanism == Mechanism::kClone) {
-      return absl::UnimplementedError(absl::StrCat("a constant is written by ", body.DescribeOp(step.op)));
+  if (op.effects.is_random) return absl::StrCat("random numbers: ", place);
+  for (const ValueId id : cir::OperandValues(op)) {
+    // A constant of the plan never changes, so a kernel may have its value built in.
+    if (is_elsewhere(id) && plan.initial_cells()[id.index] == nullptr) {
+      return absl::StrCat("reads memory of ", cir::DeviceName({graph.value(id).type.device, -1}), ": ", place);
     }
-    if (step.mechanism == Mechanism::kPython) {
-      return absl::UnimplementedError(absl::StrCat("only Python can call ", body.DescribeOp(step.op)));
+    if (graph.value(id).dynamic_shape) return absl::StrCat("sizes depend on data: ", place);
+    // Absolute offsets into an argument's memory, which the graph has a copy of.
+    if (absl::StartsWith(op.name, "aten::as_strided") && foreign.contains(graph.value(id).storage)) {
+      return absl::StrCat("addresses memory by offset: ", place);
     }
-    const Op& op = graph.ops[step.op];
-    if (op.effects.is_random) {
-      return absl::UnimplementedError(absl::StrCat("random numbers: ", body.DescribeOp(step.op)));
+  }
+  for (const Result& result : op.results) {
+    for (const ValueId id : result.values) {
+      if (is_elsewhere(id)) return absl::StrCat("makes a tensor on another device: ", place);
     }
-    for (const ValueId id : cir::OperandValues(op)) {
-      // A constant of the plan never changes, so a kernel may have its value built in.
-      if (is_elsewhere(id) && body.initial_cells()[id.index] == nullptr) {
-        return absl::UnimplementedError(absl::StrCat(
-            "reads memory of ", cir::DeviceName({graph.value(id).type.device, -1}), ": ", body.DescribeOp(step.op)));
-      }
-      if (graph.value(id).dynamic_shape) {
-        return absl::UnimplementedError(absl::StrCat("sizes depend on data: ", body.DescribeOp(step.op)));
-      }
-      // Absolute offsets into an argument's memory, which the graph has a copy of.
-      if (absl::StartsWith(op.name, "aten::as_strided") && foreign.contains(graph.value(id).storage)) {
-        return absl::UnimplementedError(absl::StrCat("addresses memory by offset: ", body.DescribeOp(step.op)));
-      }
+  }
+  for (const ValueId id : cir::WrittenValues(op)) {
+    if (foreign.contains(graph.value(id).storage)) return absl::StrCat("writes to an argument or a weight: ", place);
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<GraphSplit> SplitForGraph(const Graph& graph, const SplitOptions& options) {
+  return Splitter(graph, options).Split();
+}
+
+std::vector<std::string> WhyNotCapturable(const ExecutionPlan& plan, cir::Device device) {
+  std::vector<std::string> reasons(plan.graph().ops.size());
+  const std::set<StorageId> foreign = ForeignStorages(plan.graph());
+  for (const PlanStep& step : plan.steps()) {
+    // A clone stands before its operator, or behind the last.
+    if (reasons.empty()) return {};
+    std::string& reason = reasons[std::min<size_t>(step.op, reasons.size() - 1)];
+    if (reason.empty()) reason = WhyNot(plan, step, device, foreign);
+  }
+  return reasons;
+}
+
+absl::Status CheckCapturable(const ExecutionPlan& body, cir::Device device) {
+  for (const ValueId id : body.graph().inputs) {
+    const cir::TensorType& type = body.graph().value(id).type;
+    if (type.device != device.type || type.device_index != device.index) {
+      return absl::UnimplementedError("an input is on another device than the first operator");
     }
-    for (const Result& result : op.results) {
-      for (const ValueId id : result.values) {
-        if (is_elsewhere(id)) {
-          return absl::UnimplementedError(absl::StrCat("makes a tensor on another device: ", body.DescribeOp(step.op)));
-        }
-      }
-    }
-    for (size_t i = 0; i < op.operands.size(); ++i) {
-      if (((op.effects.writes >> i) & 1) == 0) continue;
-      std::vector<ValueId> written;
-      if (const auto* id = std::get_if<ValueId>(&op.operands[i])) {
-        written.push_back(*id);
-      } else if (const auto* list = std::get_if<cir::ValueList>(&op.operands[i])) {
-        for (const auto& element : *list) {
-          if (element.has_value()) written.push_back(*element);
-        }
-      }
-      for (const ValueId id : written) {
-        if (foreign.contains(graph.value(id).storage)) {
-          return absl::UnimplementedError(
-              absl::StrCat("writes to an argument or a weight: ", body.DescribeOp(step.op)));
-        }
-      }
-    }
+  }
+  for (const std::string& reason : WhyNotCapturable(body, device)) {
+    if (!reason.empty()) return absl::UnimplementedError(reason);
   }
   return absl::OkStatus();
 }

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,13 +33,20 @@ struct GraphSplit {
   std::vector<uint32_t> left_out_ops;   // of the program, that the body leaves to the tail
 };
 
-// `hidden_views`: values that their operators make as views of memory of their own.
-absl::StatusOr<GraphSplit> SplitForGraph(const cir::Graph& graph, const std::set<cir::ValueId>& hidden_views);
+struct SplitOptions {
+  std::set<cir::ValueId> hidden_views;  // that their operators make as views of memory of their own
+  // Memory whose version counters somebody can see; null: of all outputs.
+  const std::set<cir::StorageId>* versioned = nullptr;
+};
+absl::StatusOr<GraphSplit> SplitForGraph(const cir::Graph& graph, const SplitOptions& options);
 
-// Whether every step of a body can be captured on this device: no host memory, no writes to what the caller owns, no
-// random numbers, nothing that only Python can call.
+// Why steps of a plan cannot be captured on this device: host memory, writes to what the caller owns, random numbers,
+// what only Python can call. By operator of its graph; empty where nothing is against it.
+std::vector<std::string> WhyNotCapturable(const ExecutionPlan& plan, cir::Device device);
+
+// Whether every step of a body can be captured.
 //
-// Errors:    Unimplemented  with the reason
+// Errors:    Unimplemented  with the first reason
 absl::Status CheckCapturable(const ExecutionPlan& body, cir::Device device);
 
 }  // namespace cuvil::scheduler

@@ -81,7 +81,9 @@ absl::Status ScheduledCapture::Before(uint32_t step) {
     if (absl::Status s = done_[earlier]->MakeWait(streams_[stream]); !s.ok()) return s;
   }
   steps_[step].stream = stream;
-  return Enter(stream);
+  if (absl::Status s = Enter(stream); !s.ok()) return s;
+  running_step_ = step;
+  return absl::OkStatus();
 }
 
 ByteRange ScheduledCapture::RangeOf(uint32_t cell, void** cells) const {
@@ -106,6 +108,7 @@ ByteRange ScheduledCapture::RangeOf(uint32_t cell, void** cells) const {
 }
 
 absl::Status ScheduledCapture::After(uint32_t step, void** cells) {
+  running_step_.reset();
   const cir::Graph& graph = plan_.graph();
   const cir::Op& op = graph.ops[plan_.steps()[step].op];
   GraphFacts::Step& facts = steps_[step];

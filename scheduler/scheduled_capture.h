@@ -39,6 +39,8 @@ class ScheduledCapture final : public StepDirector {
   absl::Status Before(uint32_t step) override;
   absl::Status After(uint32_t step, void** cells) override;
   absl::Span<const uint32_t> released(uint32_t step) const override { return schedule_.released[step]; }
+  // The step that has begun and not ended: where an operator failed.
+  std::optional<uint32_t> running_step() const { return running_step_; }
   // From here on, on the main stream, everything has been done.
   absl::Status Join();
 
@@ -60,6 +62,7 @@ class ScheduledCapture final : public StepDirector {
   StepObserver* const observer_;
 
   uint32_t current_ = 0;
+  std::optional<uint32_t> running_step_;
   std::vector<bool> joined_capture_;                // by stream
   std::optional<device::Event> root_;               // set if there are side streams
   std::vector<bool> is_waited_for_;                 // by step

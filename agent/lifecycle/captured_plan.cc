@@ -1,8 +1,10 @@
 #include "agent/lifecycle/captured_plan.h"
 
+#include <atomic>
 #include <charconv>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,10 +16,9 @@
 #include "agent/dispatch_keys.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/fault_injection.h"
-#include "agent/lifecycle/graph_recorder.h"
-#include "agent/lifecycle/graph_runner.h"
 #include "agent/lifecycle/profile_sites.h"
 #include "agent/lifecycle/profiler.h"
+#include "agent/lifecycle/program_runner.h"
 #include "agent/lifecycle/python_step.h"
 #include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
@@ -58,7 +59,7 @@ std::string SignatureText(const cir::Graph& graph) {
 class CapturedPlan : public CallPlan {
  public:
   explicit CapturedPlan(std::shared_ptr<Capture> capture)
-      : capture_(std::move(capture)), graph_(GraphRunner::Create(capture_)) {}
+      : capture_(std::move(capture)), graph_(ProgramRunner::Create(capture_)) {}
 
   bool MatchesInputs(const CallArgs& call) const override { return capture_->MatchesInputs(call); }
   bool GuardsHold() override { return capture_->GuardsHold(); }
@@ -76,15 +77,10 @@ class CapturedPlan : public CallPlan {
   uint32_t num_python_steps() const override { return plan_->counts().python; }
 
  private:
-  static uint64_t NextNumber() {
-    static uint64_t last = 0;  // GIL held
-    return ++last;
-  }
-
   const std::shared_ptr<Capture> capture_;
   std::shared_ptr<const scheduler::ExecutionPlan> plan_;  // null before Build() has succeeded
-  const std::unique_ptr<GraphRunner> graph_;              // null without a GPU
-  const uint64_t number_ = NextNumber();                  // no other plan of this process has it
+  const std::unique_ptr<ProgramRunner> graph_;            // null without a GPU
+  const uint64_t number_ = NextPlanNumber();
 };
 
 // The boundary of this process, made at first use; torch has been imported.
@@ -120,9 +116,7 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   absl::Status status;
   bool answered = false;
   if (graph_ != nullptr) {
-    std::optional<GraphRecorder> recorder;
-    if (Profiler::active()) recorder.emplace(call.args[0], number_, capture_->trace());
-    absl::StatusOr<bool> ran = graph_->Run(call.args[0], inputs, captured, &outputs, recorder ? &*recorder : nullptr);
+    absl::StatusOr<bool> ran = graph_->Run(call.args[0], inputs, captured, &outputs);
     status = ran.status();
     answered = !ran.ok() || *ran;
     if (absl::IsFailedPrecondition(status)) return status;
@@ -132,7 +126,7 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
     if (Profiler::active()) {
       if (const ProfiledCall* profiled = StepRecorder::CallOf(call.args[0]); profiled != nullptr) {
         steps.emplace(*profiled, number_, PlanPart::kSteps,
-                      [&](const std::string& path) { return SitesOfPlan(*plan_, capture_->trace(), path); });
+                      [&](const std::string& path) { return SitesOfPlan(*plan_, capture_->trace(), 0, path); });
       }
     }
     AssertGilHeld();
@@ -261,12 +255,22 @@ absl::Status Initialize() {
 }  // namespace
 
 scheduler::BuildOptions PlanOptions(const Capture& capture, const torch_abi::TorchApi& api) {
+  std::vector<uint32_t> all(capture.constants().size());
+  std::iota(all.begin(), all.end(), 0);
+  return PlanOptions(capture, api, all);
+}
+
+scheduler::BuildOptions PlanOptions(const Capture& capture, const torch_abi::TorchApi& api,
+                                    absl::Span<const uint32_t> constants) {
   scheduler::BuildOptions options;
   options.view_tracking_key = DispatchKeys::view_tracking_key();
-  for (const torch_abi::TensorRef constant : capture.constants()) {
-    options.constants.push_back(api.NewReference(constant));
-  }
+  for (const uint32_t i : constants) options.constants.push_back(api.NewReference(capture.constants()[i]));
   return options;
+}
+
+uint64_t NextPlanNumber() {
+  static std::atomic<uint64_t> last{0};  // a number that nothing else depends on
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 PlanSource CaptureTracer() { return {Initialize, TraceWithCapture, SignatureHash}; }

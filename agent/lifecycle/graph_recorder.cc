@@ -6,8 +6,8 @@
 
 namespace cuvil::agent {
 
-GraphRecorder::GraphRecorder(PyObject* module, uint64_t plan_number, const trace::Trace& trace)
-    : module_(module), plan_number_(plan_number), trace_(trace) {}
+GraphRecorder::GraphRecorder(PyObject* module, uint64_t plan_number, const trace::Trace& trace, uint32_t first_op)
+    : module_(module), plan_number_(plan_number), trace_(trace), first_op_(first_op) {}
 
 bool GraphRecorder::Prepare(const std::shared_ptr<const scheduler::GraphPlan>& plan) {
   const ProfiledCall* call = StepRecorder::AnyCallOf(module_);
@@ -20,7 +20,7 @@ bool GraphRecorder::Prepare(const std::shared_ptr<const scheduler::GraphPlan>& p
     watch_.tail = tail_->observer();
   }
   if (kernels_ == nullptr) return true;
-  const auto of_graph = [&](const std::string& path) { return SitesOfGraph(*plan, trace_, path); };
+  const auto of_graph = [&](const std::string& path) { return SitesOfGraph(*plan, trace_, first_op_, path); };
   first_site_ = call->AddSites(plan_number_, PlanPart::kGraph, of_graph);
   call_ = call->kernel_call();
   executable_ = kernels_->ExecutableOf(plan);

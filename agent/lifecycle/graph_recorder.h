@@ -18,8 +18,9 @@ namespace cuvil::agent {
 // Threads: made and prepared with the GIL held; Begin and End without it, around the launch, on one thread.
 class GraphRecorder {
  public:
-  // `plan_number` tells plans apart over the life of the process.
-  GraphRecorder(PyObject* module, uint64_t plan_number, const trace::Trace& trace);
+  // `plan_number` tells plans apart over the life of the process. The plan's operators are those of the trace from
+  // `first_op` on.
+  GraphRecorder(PyObject* module, uint64_t plan_number, const trace::Trace& trace, uint32_t first_op);
   ~GraphRecorder() { End(); }
   GraphRecorder(const GraphRecorder&) = delete;
   GraphRecorder& operator=(const GraphRecorder&) = delete;
@@ -34,6 +35,7 @@ class GraphRecorder {
   PyObject* const module_;
   const uint64_t plan_number_;
   const trace::Trace& trace_;
+  const uint32_t first_op_;
   std::shared_ptr<scheduler::KernelProfile> kernels_;
   std::shared_ptr<const device::ExecutableGraph> executable_;
   std::optional<StepRecorder> tail_;

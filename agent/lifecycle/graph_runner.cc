@@ -29,12 +29,14 @@ using scheduler::GraphPlan;
 // Of a program whose capture has not been tried: on an H200 captures take 3 to 20 ms.
 constexpr uint64_t kTypicalCaptureNs = 20'000'000;
 
-// Outputs of the body that are views of memory which no operator of the program shows. GIL held.
-std::set<cir::ValueId> HiddenViews(const GraphPlan& plan) {
+// Outputs of the body, of those whose memory the caller sees, that are views of memory which no operator of the program
+// shows. GIL held.
+std::set<cir::ValueId> HiddenViews(const GraphPlan& plan, const std::set<cir::StorageId>& seen) {
   const ErrorScope errors;
   std::set<cir::ValueId> views;
   const std::vector<cir::ValueId>& outputs = plan.body().graph().outputs;
   for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!seen.contains(plan.body().graph().value(outputs[i]).storage)) continue;
     const OwnedRef tensor = OwnedRef::Steal(Bridge().ToPyObject(plan.body().api().NewReference(plan.kept()[i].ref())));
     const OwnedRef is_view =
         tensor ? OwnedRef::Steal(PyObject_CallMethod(tensor.get(), "_is_view", nullptr)) : OwnedRef();
@@ -84,15 +86,6 @@ OwnedRef DescribeStreams(const scheduler::StreamReport& report) {
 
 }  // namespace
 
-std::unique_ptr<GraphRunner> GraphRunner::Create(std::shared_ptr<Capture> capture) {
-  for (const cir::Value& value : capture->graph().values) {
-    if (value.type.device != cir::DeviceType::kCuda) continue;
-    const cir::Device device{value.type.device, value.type.device_index};
-    return std::unique_ptr<GraphRunner>(new GraphRunner(std::move(capture), device));
-  }
-  return nullptr;
-}
-
 GraphRunner::~GraphRunner() {
   if (scheduler::GraphBudget* budget = GraphArena::BudgetOf(device_.index)) budget->Forget(this);
   std::shared_ptr<GraphPlan> graph;
@@ -121,15 +114,21 @@ std::string GraphRunner::reason() const {
   return reason_;
 }
 
+std::optional<uint32_t> GraphRunner::failed_op() const {
+  const absl::MutexLock lock(&mutex_);
+  return gave_up_ ? failed_op_ : std::nullopt;
+}
+
 void GraphRunner::Build(const std::shared_ptr<const torch_abi::TorchApi>& api) {
   api_ = api;
   if (absl::Status s = Divide({}); !s.ok()) GiveUp(std::string(s.message()));
 }
 
 absl::Status GraphRunner::Divide(const std::set<cir::ValueId>& hidden_views) {
-  absl::StatusOr<scheduler::GraphSplit> split = scheduler::SplitForGraph(capture_->graph(), hidden_views);
+  absl::StatusOr<scheduler::GraphSplit> split =
+      scheduler::SplitForGraph(part_->graph, {hidden_views, &part_->versioned});
   if (!split.ok()) return split.status();
-  scheduler::BuildOptions options = PlanOptions(*capture_, *api_);
+  scheduler::BuildOptions options = PlanOptions(*capture_, *api_, part_->constants);
   options.left_out_ops = std::move(split->left_out_ops);
   auto body = scheduler::ExecutionPlan::Build(std::move(split->body), api_, std::move(options));
   if (!body.ok()) return body.status();
@@ -195,17 +194,22 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureInRoom(PyObject* 
   absl::StatusOr<GraphRoom> room = MakeGraphRoom(module, device_, need_bytes);
   if (!room.ok()) return room.status();
   (void)TakeOutOfMemory();
+  std::optional<uint32_t> failed_op;
   absl::StatusOr<std::shared_ptr<GraphPlan>> plan = [&]() -> absl::StatusOr<std::shared_ptr<GraphPlan>> {
     AssertGilHeld();
     const GilRelease no_gil;
     absl::StatusOr<std::unique_ptr<GraphPlan>> made =
-        GraphPlan::Create(parts_, inputs, captured, room->arena, {schedule_, nullptr});
+        GraphPlan::Create(parts_, inputs, captured, room->arena, {schedule_, nullptr, &failed_op});
     if (!made.ok()) return made.status();
     return std::shared_ptr<GraphPlan>(*std::move(made));
   }();
   Count(TheLifecycle().statistics.graph_captures);
   absl::Status status = plan.status();
   if (TakeOutOfMemory() && !status.ok()) status = absl::ResourceExhaustedError(status.message());
+  if (absl::IsUnavailable(status)) {
+    const absl::MutexLock lock(&mutex_);
+    failed_op_ = failed_op;
+  }
   if (absl::IsResourceExhausted(status)) GiveUpGraphs(device_.index);
   if (status.ok()) {
     status = SettleGraphRoom(module, (*plan)->own_bytes(), &*room);
@@ -237,7 +241,7 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureAnew(PyObject* mo
     plan = CaptureInRoom(module, inputs, captured);
   }
   if (!plan.ok()) return plan;
-  if (const std::set<cir::ValueId> hidden_views = HiddenViews(**plan); !hidden_views.empty()) {
+  if (const std::set<cir::ValueId> hidden_views = HiddenViews(**plan, part_->versioned); !hidden_views.empty()) {
     if (absl::Status s = Divide(hidden_views); !s.ok()) return s;
     {
       AssertGilHeld();
@@ -387,7 +391,7 @@ absl::StatusOr<bool> GraphRunner::Run(PyObject* module, absl::Span<const torch_a
   return true;
 }
 
-void GraphRunner::Describe(Record* record) const {
+OwnedRef GraphRunner::Describe() const {
   Record graph;
   std::shared_ptr<GraphPlan> plan;
   std::shared_ptr<const scheduler::StreamReport> streams;
@@ -421,7 +425,7 @@ void GraphRunner::Describe(Record* record) const {
     const GilRelease no_gil;
     plan.reset();  // it may have been given up meanwhile
   }
-  record->Set("cuda_graph", graph.Take());
+  return graph.Take();
 }
 
 }  // namespace cuvil::agent

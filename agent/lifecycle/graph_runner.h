@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -21,12 +22,13 @@
 #include "scheduler/capture_credit.h"
 #include "scheduler/graph_budget.h"
 #include "scheduler/graph_plan.h"
+#include "scheduler/program_cut.h"
 #include "scheduler/stream_schedule.h"
 #include "scheduler/stream_trial.h"
 
 namespace cuvil::agent {
 
-// A capture's program on a GPU as one CUDA graph, where that is possible.
+// A part of a capture's program on a GPU as one CUDA graph, where that is possible.
 //
 // The graph is captured at the first run, which is the call that compares with eager, so what is compared is what will
 // serve, and so is the measurement of schedules on several streams. It is captured again when weights have moved or
@@ -37,12 +39,12 @@ namespace cuvil::agent {
 // or that finds no memory, is captured again when that is worth it (scheduler/capture_credit.h); until then, too, the
 // operators run one by one.
 //
-// Threads: Create with the GIL held, Build without; Run with it (it is released while work is queued, and while graphs
-//          die).
+// Threads: Build without the GIL; Run with it (it is released while work is queued, and while graphs die).
 class GraphRunner final : private scheduler::GraphBudget::Holder {
  public:
-  // Null for a program without a GPU.
-  static std::unique_ptr<GraphRunner> Create(std::shared_ptr<Capture> capture);
+  GraphRunner(std::shared_ptr<const Capture> capture, std::shared_ptr<const scheduler::ProgramPart> part,
+              cir::Device device)
+      : capture_(std::move(capture)), part_(std::move(part)), device_(device) {}
   ~GraphRunner() override;
 
   // Divides the program and makes plans of its parts. What cannot be a graph is no error: reason() says why.
@@ -65,14 +67,14 @@ class GraphRunner final : private scheduler::GraphBudget::Holder {
 
   // Why there is no graph; empty if there is one or none has been tried.
   std::string reason() const;
-  void Describe(Record* record) const;
+  // The operator of the part that may not run while a stream is captured, if that is why there is no graph.
+  std::optional<uint32_t> failed_op() const;
+  OwnedRef Describe() const;
 
  private:
   // Weights that keep moving are not worth a graph.
   static constexpr uint32_t kMaxCaptures = 8;
 
-  explicit GraphRunner(std::shared_ptr<Capture> capture, cir::Device device)
-      : capture_(std::move(capture)), device_(device) {}
   void GiveUp(std::string reason);
   std::shared_ptr<void> GiveUpGraph() override;
   // No graph for the moment; `capture_ns` is what an attempt costs.
@@ -94,7 +96,8 @@ class GraphRunner final : private scheduler::GraphBudget::Holder {
                                                                 absl::Span<const torch_abi::TensorRef> inputs,
                                                                 absl::Span<const torch_abi::TensorRef> captured);
 
-  const std::shared_ptr<Capture> capture_;
+  const std::shared_ptr<const Capture> capture_;
+  const std::shared_ptr<const scheduler::ProgramPart> part_;
   const cir::Device device_;
   std::shared_ptr<const torch_abi::TorchApi> api_;
   // After Build: of the thread that captures.
@@ -110,6 +113,7 @@ class GraphRunner final : private scheduler::GraphBudget::Holder {
   std::shared_ptr<const scheduler::StreamReport> streams_ ABSL_GUARDED_BY(mutex_);
   uint32_t num_captures_ ABSL_GUARDED_BY(mutex_) = 0;
   bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<uint32_t> failed_op_ ABSL_GUARDED_BY(mutex_);
   scheduler::CaptureCredit credit_ ABSL_GUARDED_BY(mutex_);
   uint64_t num_given_up_ ABSL_GUARDED_BY(mutex_) = 0;
   // There is no graph for want of memory; written under the mutex.

@@ -35,27 +35,27 @@ std::string OperatorOf(const scheduler::PlanStep& step, const cir::Op& op) {
 
 }  // namespace
 
-std::vector<ProfileSite> SitesOfPlan(const scheduler::ExecutionPlan& plan, const trace::Trace& trace,
+std::vector<ProfileSite> SitesOfPlan(const scheduler::ExecutionPlan& plan, const trace::Trace& trace, uint32_t first_op,
                                      const std::string& module) {
   std::vector<ProfileSite> sites;
   sites.reserve(plan.steps().size());
   for (const scheduler::PlanStep& step : plan.steps()) {
     // As the program called it: the plan may have made it an in-place operator.
-    const cir::Op& op = trace.graph.ops[step.op];
+    const cir::Op& op = trace.graph.ops[first_op + step.op];
     sites.push_back(SiteOf(OperatorOf(step, op), op.source, trace, module));
   }
   return sites;
 }
 
-std::vector<ProfileSite> SitesOfGraph(const scheduler::GraphPlan& plan, const trace::Trace& trace,
+std::vector<ProfileSite> SitesOfGraph(const scheduler::GraphPlan& plan, const trace::Trace& trace, uint32_t first_op,
                                       const std::string& module) {
-  std::vector<ProfileSite> sites = SitesOfPlan(plan.body(), trace, module);
+  std::vector<ProfileSite> sites = SitesOfPlan(plan.body(), trace, first_op, module);
   const cir::Graph& graph = plan.body().graph();
   const uint32_t num_sites = scheduler::KernelProfile::NumSites(plan);
   for (size_t first = 0; sites.size() < num_sites; first += scheduler::KernelProfile::kOutputsPerSite) {
     size_t source = trace.sources.size();
     if (first < graph.outputs.size()) {
-      const uint32_t op = graph.value(graph.outputs[first]).origin_index;
+      const uint32_t op = first_op + graph.value(graph.outputs[first]).origin_index;
       if (op < trace.graph.ops.size()) source = trace.graph.ops[op].source;
     }
     sites.push_back(SiteOf("(copy of outputs)", source, trace, module));

@@ -66,6 +66,21 @@ std::vector<ValueId> OperandValues(const Op& op) {
   return values;
 }
 
+std::vector<ValueId> WrittenValues(const Op& op) {
+  std::vector<ValueId> written;
+  for (size_t i = 0; i < op.operands.size(); ++i) {
+    if (((op.effects.writes >> i) & 1) == 0) continue;
+    if (const auto* id = std::get_if<ValueId>(&op.operands[i])) {
+      written.push_back(*id);
+    } else if (const auto* list = std::get_if<ValueList>(&op.operands[i])) {
+      for (const auto& element : *list) {
+        if (element.has_value()) written.push_back(*element);
+      }
+    }
+  }
+  return written;
+}
+
 GraphBuilder::GraphBuilder() { AddSource(""); }
 
 StorageId GraphBuilder::NewStorage() { return StorageId{num_storages_++}; }

@@ -112,6 +112,9 @@ std::string QualifiedName(const Op& op);
 // The values an operator reads, in operand order, repeats included.
 std::vector<ValueId> OperandValues(const Op& op);
 
+// The values an operator writes, likewise; of a list every element counts as written.
+std::vector<ValueId> WrittenValues(const Op& op);
+
 // Builds a graph front to back. Values are declared before the operator that makes them is added.
 //
 // Threads:   thread-compatible.

@@ -228,6 +228,44 @@ def _stream_lines(streams: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _graph_lines(graph: Mapping[str, Any], what: str = "") -> list[str]:
+    """A CUDA graph, or why there is none; `what` of the plan it is."""
+    if graph.get("captured"):
+        others = {k: int(graph.get(k, 0)) for k in ("copies", "memsets", "other_nodes")}
+        beside = _joined({k.replace("_", " "): n for k, n in others.items()})
+        return [
+            f"    CUDA graph {what}{count(int(graph['kernels']), 'kernel')}{', ' + beside if beside else ''}; captured in "
+            f"{duration(float(graph['capture_ns']))}, inputs copied: {byte_size(float(graph['input_copy_bytes']))}",
+            f"      memory  {byte_size(float(graph['own_bytes']))} of its own, "
+            f"{byte_size(float(graph['pool_bytes']))} of the model's graphs; all graphs of the GPU hold "
+            f"{byte_size(float(graph['budget_used_bytes']))} of {byte_size(float(graph['budget_bytes']))}"
+            + (f"; given up {count(int(graph['given_up']), 'time')}" if graph.get("given_up") else ""),
+            *_stream_lines(graph.get("streams", {})),
+        ]
+    if graph.get("waits_for_memory"):
+        return [
+            f"    {what}no CUDA graph at the moment, its operators run one by one until a capture is worth it: "
+            f"{graph['reason']}"
+        ]
+    if graph.get("reason"):
+        return [f"    {what}no CUDA graph, its operators run one by one: {graph['reason']}"]
+    return [f"    {what}CUDA graph that has not been captured yet"] if what else []
+
+
+def _part_lines(parts: list[Mapping[str, Any]]) -> list[str]:
+    """The CUDA graphs of a plan that cannot be one, and what runs between them."""
+    lines = [
+        f"    in parts  {count(len(parts), 'part')}, {count(sum('cuda_graph' in p for p in parts), 'graph')} of them"
+    ]
+    for number, part in enumerate(parts):
+        operators = count(int(part["operators"]), "operator")
+        if "cuda_graph" in part:
+            lines += _graph_lines(part["cuda_graph"], f"part {number}, {operators}: ")
+        else:
+            lines.append(f"    part {number}, {operators} one by one: {part['reason'] or 'too few for a graph'}")
+    return lines
+
+
 def _plan_details(plan: Mapping[str, Any]) -> list[str]:
     lines = []
     mechanisms: Mapping[str, int] = plan.get("mechanisms", {})
@@ -237,27 +275,7 @@ def _plan_details(plan: Mapping[str, Any]) -> list[str]:
             f"    operators {int(plan['operators']):,}: {_joined(mechanisms, zero=('python',))}"
             + (f"; in place of {count(frames, 'Python frame')}" if frames else "")
         )
-    graph: Mapping[str, Any] = plan.get("cuda_graph", {})
-    if graph.get("captured"):
-        others = {k: int(graph.get(k, 0)) for k in ("copies", "memsets", "other_nodes")}
-        beside = _joined({k.replace("_", " "): n for k, n in others.items()})
-        lines.append(
-            f"    CUDA graph {count(int(graph['kernels']), 'kernel')}{', ' + beside if beside else ''}; captured in "
-            f"{duration(float(graph['capture_ns']))}, inputs copied: {byte_size(float(graph['input_copy_bytes']))}"
-        )
-        lines.append(
-            f"      memory  {byte_size(float(graph['own_bytes']))} of its own, "
-            f"{byte_size(float(graph['pool_bytes']))} of the model's graphs; all graphs of the GPU hold "
-            f"{byte_size(float(graph['budget_used_bytes']))} of {byte_size(float(graph['budget_bytes']))}"
-            + (f"; given up {count(int(graph['given_up']), 'time')}" if graph.get("given_up") else "")
-        )
-        lines += _stream_lines(graph.get("streams", {}))
-    elif graph.get("waits_for_memory"):
-        lines.append(
-            f"    no CUDA graph at the moment, its operators run one by one until a capture is worth it: {graph['reason']}"
-        )
-    elif graph.get("reason"):
-        lines.append(f"    no CUDA graph, its operators run one by one: {graph['reason']}")
+    lines += _part_lines(plan["parts"]) if plan.get("parts") else _graph_lines(plan.get("cuda_graph", {}))
     guards: Mapping[str, int] = plan.get("guards", {})
     if guards:
         lines.append(f"    guards    {sum(guards.values()):,}: {_joined(guards)}")

@@ -6,7 +6,7 @@ import copy
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -103,6 +103,57 @@ def test_hidden_views_are_views(grad_mode):
         warm(model, x)
         check(model(x), twin(x))
         assert graph_of(model)["captured"], graph_of(model)
+
+
+class Blocks(nn.Module):
+    """Enough operators for a graph before and behind what no graph can hold."""
+
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor], last: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.before = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())))
+        self.after = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())))
+        self.between, self.last = between, last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.after(self.between(self.before(x))))
+
+
+def parts_of(model: nn.Module) -> list[dict[str, Any]]:
+    plans = [p for m in cuvil.explain(model).to_dict()["modules"] for p in m["plans"]]
+    assert plans, str(cuvil.explain(model))
+    return list(plans[-1].get("parts", []))
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "between, last, num_graphs",
+    [
+        (lambda x: x.cpu().cuda() * 2, same, 2),  # waits for the device
+        (lambda x: x * x.abs().sum().cpu(), same, 2),  # a scalar on the CPU, which a kernel would have built in
+        (lambda x: x + torch.nonzero(x[0] > -1e9)[:1, 0] * 0.5, same, None),  # sizes that depend on data: not cut
+        (same, lambda x: (x + 1).relu_(), None),  # one graph where there are no versions
+    ],
+)
+def test_what_no_graph_can_hold_runs_between_graphs(grad_mode, between, last, num_graphs):
+    with torch.inference_mode(False), grad_mode():
+        model, twin = make(lambda: Blocks(between, last))
+        inputs = [torch.randn(8, 64, device="cuda") for _ in range(50)]
+        for x in inputs[:3]:
+            check(model(x), twin(x))
+        held = [model(x) for x in inputs]
+        for x, result in zip(inputs, held, strict=True):
+            check(result, twin(x))
+            if not result.is_inference():
+                assert result._version == twin(x)._version
+        parts = parts_of(model)
+        if num_graphs is not None:
+            captured = [p for p in parts if p.get("cuda_graph", {}).get("captured")]
+            assert len(captured) == num_graphs, str(cuvil.explain(model))
+            assert all(p["reason"] for p in parts if "cuda_graph" not in p)
 
 
 class Shapes(nn.Module):

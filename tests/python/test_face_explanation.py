@@ -107,6 +107,24 @@ def test_a_serial_graph_says_why() -> None:
     assert "streams   " not in str(Explanation(record(plans=[graph_plan()])))
 
 
+def test_a_plan_in_parts_shows_its_graphs_and_what_runs_between_them() -> None:
+    captured = graph_plan(candidates=[])["cuda_graph"]
+    parts = [
+        {"operators": 40, "reason": "", "cuda_graph": captured},
+        {"operators": 1, "reason": "reads memory of cpu: #40 aten::index (m.py:7 in forward)"},
+        {"operators": 9, "reason": "", "cuda_graph": {"captured": False, "reason": "", "waits_for_memory": False}},
+        {"operators": 2, "reason": ""},
+        {"operators": 12, "reason": "", "cuda_graph": {"captured": False, "reason": "capture: no"}},
+    ]
+    text = str(Explanation(record(plans=[{**PLAN, "parts": parts}])))
+    assert "    in parts  5 parts, 3 graphs of them\n" in text
+    assert "    CUDA graph part 0, 40 operators: 300 kernels; captured in 4 ms" in text
+    assert "    part 1, 1 operator one by one: reads memory of cpu: #40 aten::index (m.py:7 in forward)\n" in text
+    assert "    part 2, 9 operators: CUDA graph that has not been captured yet\n" in text
+    assert "    part 3, 2 operators one by one: too few for a graph\n" in text
+    assert "    part 4, 12 operators: no CUDA graph, its operators run one by one: capture: no\n" in text
+
+
 def test_branches_that_went_both_ways_show_their_probability() -> None:
     text = str(Explanation(record()))
     assert "torch/nn/modules/module.py:1776 taken 3 of 12 (25%)" in text

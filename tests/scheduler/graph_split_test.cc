@@ -24,7 +24,7 @@ cir::Graph Parse(const std::string& body) {
 }
 
 std::string Why(const std::string& body, const std::set<cir::ValueId>& hidden_views = {}) {
-  const auto split = SplitForGraph(Parse(body), hidden_views);
+  const auto split = SplitForGraph(Parse(body), {hidden_views, nullptr});
   return split.ok() ? "" : std::string(split.status().message());
 }
 
@@ -56,7 +56,7 @@ TEST(GraphSplitTest, AHiddenViewIsMadeByItsOperatorInTheTail) {
   const std::string program = std::string(kMatmul) +
                               "#1 aten::linear(Tensor %2, Tensor %1, Tensor? none) -> (%3 : float32[2,3]{3,1} cuda:0 "
                               "@3) source 0\n";
-  const auto split = SplitForGraph(Parse(program + "return %3\n"), {cir::ValueId{3}});
+  const auto split = SplitForGraph(Parse(program + "return %3\n"), {{cir::ValueId{3}}, nullptr});
   ASSERT_TRUE(split.ok()) << split.status();
   EXPECT_EQ(split->body.outputs, (std::vector<cir::ValueId>{{2}}));
   EXPECT_EQ(split->left_out_ops, (std::vector<uint32_t>{1}));
@@ -67,7 +67,7 @@ TEST(GraphSplitTest, AHiddenViewIsMadeByItsOperatorInTheTail) {
   // What the body uses as well stays there too.
   const auto used = SplitForGraph(
       Parse(program + "#2 aten::neg(Tensor %3) -> (%4 : float32[2,3]{3,1} cuda:0 @4) source 0\nreturn %3, %4\n"),
-      {cir::ValueId{3}});
+      {{cir::ValueId{3}}, nullptr});
   ASSERT_TRUE(used.ok()) << used.status();
   EXPECT_TRUE(used->left_out_ops.empty());
   // An operand that is written afterwards is not what the operator read.
