@@ -30,6 +30,7 @@ import torch
 from cuvil.measure import Timing, save, table
 
 Row = tuple[str, Callable[[], tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]]]
+DEVICE = "cuda"  # gpu_floors.py counts on another
 ENGINES = ("eager", "hand", "compile", "reduce-overhead", "freezing", "cuvil")
 
 
@@ -38,7 +39,7 @@ def vision(name: str, batch: int, size: int = 224, **options: Any) -> Callable[[
         import torchvision
 
         model = torchvision.models.get_model(name, weights=None, **options)
-        return model.eval().half().cuda(), (torch.randn(batch, 3, size, size, device="cuda").half(),), {}
+        return model.eval().half().to(DEVICE), (torch.randn(batch, 3, size, size, device=DEVICE).half(),), {}
 
     return build
 
@@ -46,8 +47,8 @@ def vision(name: str, batch: int, size: int = 224, **options: Any) -> Callable[[
 def bert() -> Any:
     from transformers import BertConfig, BertModel
 
-    model = BertModel(BertConfig()).eval().half().cuda()
-    return model, (), {"input_ids": torch.randint(0, 30_000, (1, 128), device="cuda")}
+    model = BertModel(BertConfig()).eval().half().to(DEVICE)
+    return model, (), {"input_ids": torch.randint(0, 30_000, (1, 128), device=DEVICE)}
 
 
 def whisper() -> Any:
@@ -55,7 +56,7 @@ def whisper() -> Any:
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     config = WhisperConfig(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536)
-    return WhisperEncoder(config).eval().half().cuda(), (torch.randn(1, 80, 3000, device="cuda").half(),), {}
+    return WhisperEncoder(config).eval().half().to(DEVICE), (torch.randn(1, 80, 3000, device=DEVICE).half(),), {}
 
 
 def llama() -> Any:
@@ -69,9 +70,9 @@ def llama() -> Any:
         num_key_value_heads=4,
         vocab_size=32_000,
     )
-    with torch.device("cuda"):
+    with torch.device(DEVICE):
         model = LlamaForCausalLM(config).eval().half()
-    ids = torch.randint(0, 32_000, (1, 128), device="cuda")
+    ids = torch.randint(0, 32_000, (1, 128), device=DEVICE)
     return model, (), {"input_ids": ids, "use_cache": False}
 
 
@@ -79,7 +80,7 @@ def mlp() -> Any:
     layers: list[torch.nn.Module] = []
     for _ in range(4):
         layers += [torch.nn.Linear(64, 64), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers).eval().half().cuda(), (torch.randn(1, 64, device="cuda").half(),), {}
+    return torch.nn.Sequential(*layers).eval().half().to(DEVICE), (torch.randn(1, 64, device=DEVICE).half(),), {}
 
 
 ROWS: list[Row] = [
@@ -242,7 +243,8 @@ def run_row(
             "p99_ms": timing.p99_ns / 1e6,
             "host_us": Timing.of(hosts[engine]).median_ns / 1e3,
         }
-    record["plan"] = [p.get("cuda_graph") for m in cuvil.explain(model).to_dict()["modules"] for p in m["plans"]][:3]
+    plans = [plan for module in cuvil.explain(model).to_dict()["modules"] for plan in module["plans"]]
+    record["plan"] = [plan.get("cuda_graph", plan.get("parts")) for plan in plans[:3]]
     record["state"] = cuvil.explain(model).summary()
     return record
 
