@@ -83,7 +83,8 @@ class GraphPlanTest : public testing::TorchTest {
   }
 
   // x * w, then its double, both returned.
-  absl::StatusOr<std::unique_ptr<GraphPlan>> Make(const std::string& body = "", const std::string& cpu = "cpu") {
+  absl::StatusOr<std::unique_ptr<GraphPlan>> Make(const std::string& body = "", const std::string& cpu = "cpu",
+                                                  std::optional<uint32_t>* failed_op = nullptr) {
     std::string text =
         "cir 1\nsource 0 \"model.py:7 in forward\"\n"
         "%0 : float32[2]{1} cpu @0 = input 0\n"
@@ -106,7 +107,7 @@ class GraphPlanTest : public testing::TorchTest {
     const OwnedTensor x = Floats({0, 0});
     fake_.node_types.clear();  // of the last capture; operators of the CPU make none
     return GraphPlan::Create({*made, *tail, std::move(split->tail_captured), split->num_copies}, {x.ref()},
-                             {weight_.ref()}, arena_);
+                             {weight_.ref()}, arena_, {nullptr, nullptr, failed_op});
   }
 
   // A launch computes from the input copy into the kept tensors, as the device would.
@@ -270,6 +271,24 @@ TEST_F(GraphPlanTest, AFailedCaptureLeavesTheStreamAndThePoolAsTheyWere) {
   EXPECT_EQ(g_events, (std::vector<std::string>{"enter"}));
   pool_fails_ = false;
   EXPECT_TRUE(Make().ok());
+}
+
+TEST_F(GraphPlanTest, AFailedCaptureNamesItsOperator) {
+  std::optional<uint32_t> failed_op;
+  // The second operator fails when it runs: two elements have no view of three.
+  auto plan = Make(
+      "#0 aten::mul.Tensor(Tensor %0, Tensor %1) -> (%2 : float32[2]{1} cpu @2) source 0\n"
+      "#1 aten::view(Tensor %2, SymInt[] ints[3]) -> (%3 : float32[3]{1} cpu @2) view source 0\n"
+      "#2 aten::mul.Tensor(Tensor %3, Tensor 2.0) -> (%4 : float32[3]{1} cpu @4) source 0\n"
+      "return %4\n",
+      "cpu", &failed_op);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnavailable) << plan.status();
+  EXPECT_EQ(failed_op, 1u);
+  // What the driver refuses is no operator's fault.
+  failed_op.reset();
+  fake_.failing = "cuStreamEndCapture";
+  EXPECT_FALSE(Make("", "cpu", &failed_op).ok());
+  EXPECT_EQ(failed_op, std::nullopt);
 }
 
 TEST_F(GraphPlanTest, AnErrorOfTheDeviceIsReportedAndStays) {
