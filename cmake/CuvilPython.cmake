@@ -1,7 +1,7 @@
 # The Python that the extension is built for. -DPython_EXECUTABLE=... chooses it.
 
-find_package(Python 3.11...<3.14 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.Embed)
-message(STATUS "Python: ${Python_VERSION} at ${Python_EXECUTABLE} (embedding: ${Python_Development.Embed_FOUND})")
+find_package(Python 3.11...<3.14 REQUIRED COMPONENTS Interpreter Development.Module)
+message(STATUS "Python: ${Python_VERSION} at ${Python_EXECUTABLE}")
 
 # cuvil_uses_cpython_internals(<target> <source> ...)
 #
