@@ -5,7 +5,7 @@
 #   cpp       GoogleTest binaries of every folder, plain
 #   tsan      what lies below the agent, under ThreadSanitizer
 #   asan      everything in C++ under AddressSanitizer, and the extension under Python
-#   clang     one build with Clang's thread-safety analysis as errors
+#   clang     one build with Clang's thread-safety analysis as errors, and what lies below the agent in it
 #   wheels    a wheel for each Python: size, linkage, loads in every patch release found
 #   python    pytest on each Python; torch 2.11 on 3.11 and 3.12, the newest on 3.13
 #
@@ -60,7 +60,7 @@ fi
 ((${#versions[@]})) || die "no Python from 3.11 to 3.13 with headers was found"
 
 # Environments download while the compiler works. One after the other: they share torch's CUDA libraries.
-if wants python || wants lint || wants asan; then
+if wants python || wants lint || wants cpp || wants tsan || wants asan || wants clang; then
   rm -f "$logs"/env-*.done
   (
     for version in "${versions[@]}"; do
@@ -93,14 +93,21 @@ build() {
   step "$logs/cmake-$tag.log" "$tag: configuring" cmake -S . -B "build/$tag" "${common[@]}" "$@"
   step "$logs/ninja-$tag.log" "$tag: building" ninja -C "build/$tag" -k 0 -j "$jobs"
 }
-unit_tests() { step "$logs/ctest-$1.log" "$1: C++ tests" ctest --test-dir "build/$1" --output-on-failure --no-tests=error "${@:2}"; }
-
 first="${versions[0]}"
+# unit_tests <tag> <version> <ctest arguments...>: with the torch of that Python's environment
+unit_tests() {
+  local tag="$1" version="$2" torch
+  environment "$version"
+  torch="$("${environments[$version]}/bin/python" -c \
+    'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib/libtorch_cpu.so"
+  CUVIL_TEST_TORCH_LIBRARY="$torch" CUVIL_REQUIRE_TORCH_LIBRARY=1 step "$logs/ctest-$tag.log" "$tag: C++ tests" \
+    ctest --test-dir "build/$tag" --output-on-failure --no-tests=error "${@:3}"
+}
 tag_of() { echo "ci-py${1/./}"; }
 
 if wants tsan; then
   build ci-tsan "${sanitized[@]}" -DCUVIL_SANITIZE=thread -DCUVIL_BUILD_PYTHON=OFF
-  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" unit_tests ci-tsan
+  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" unit_tests ci-tsan "$first"
 fi
 
 if wants cpp || wants python; then
@@ -108,11 +115,7 @@ if wants cpp || wants python; then
     build "$(tag_of "$version")" -DPython_EXECUTABLE="${python[$version]}"
     if [[ "$version" == "$first" ]]; then
       step "$logs/headers.log" "every header compiles alone" ninja -C "build/$(tag_of "$version")" -j "$jobs" all_verify_interface_header_sets
-      unit_tests "$(tag_of "$version")"
-    else
-      # What lies below the agent is the same for every Python.
-      step "$logs/ctest-$(tag_of "$version").log" "$(tag_of "$version"): C++ tests of the agent" \
-        ctest --test-dir "build/$(tag_of "$version")" --output-on-failure -R '^agent'
+      unit_tests "$(tag_of "$version")" "$version"
     fi
   done
 fi
@@ -124,16 +127,20 @@ fi
 
 if wants asan; then
   build ci-asan "${sanitized[@]}" -DCUVIL_SANITIZE=address -DPython_EXECUTABLE="${python[$first]}"
-  # Leaks are looked for where no interpreter is involved: CPython keeps its own until the end of the process.
-  ASAN_OPTIONS=detect_leaks=1 unit_tests ci-asan -LE embeds_python
-  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc step "$logs/ctest-ci-asan-agent.log" "ci-asan: C++ tests of the agent" \
-    ctest --test-dir build/ci-asan --output-on-failure -L embeds_python
+  ASAN_OPTIONS=detect_leaks=1 unit_tests ci-asan "$first"
 fi
 
 if wants clang; then
-  # Only its warnings are wanted.
   build ci-clang -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0 -DCMAKE_CXX_FLAGS_DEBUG=-O0 \
-    -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCUVIL_BUILD_TESTS=OFF -DPython_EXECUTABLE="${python[$first]}"
+    -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DPython_EXECUTABLE="${python[$first]}"
+  unit_tests ci-clang "$first"
+fi
+
+if wants cpp || wants python; then
+  # Late, because their environments are made last. Of what lies below the agent only torch may be another one.
+  for version in "${versions[@]:1}"; do
+    unit_tests "$(tag_of "$version")" "$version" -R '^(agent|scheduler)_'
+  done
 fi
 
 if wants wheels; then
