@@ -7,6 +7,7 @@
 #include "agent/boundary.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/activation.h"
+#include "agent/lifecycle/call_times.h"
 #include "agent/lifecycle/captured_plan.h"
 #include "agent/lifecycle/explain.h"
 #include "agent/lifecycle/fault_injection.h"
@@ -156,47 +157,26 @@ PyObject* ProfileStopBinding(PyObject*, PyObject* arguments) noexcept {
   });
 }
 
-// Nanoseconds of `count` checks, back to back, of the plan that answers model(*args, **kwargs); an empty list if none
-// does. For benchmarks: in real calls the operators in between evict what the guards look at.
-OwnedRef CheckTimes(PyObject* model, PyObject* args, PyObject* kwargs, long count) {
-  std::vector<PyObject*> values = {model};
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) values.push_back(PyTuple_GET_ITEM(args, i));
-  const OwnedRef names = OwnedRef::Steal(PyTuple_New(PyDict_GET_SIZE(kwargs)));
-  if (!names) return OwnedRef();
-  PyObject *key, *value;
-  for (Py_ssize_t position = 0, i = 0; PyDict_Next(kwargs, &position, &key, &value); ++i) {
-    PyTuple_SET_ITEM(names.get(), i, Py_NewRef(key));
-    values.push_back(value);
-  }
-  const CallArgs call = {values.data(), static_cast<size_t>(PyTuple_GET_SIZE(args)) + 1,
-                         PyDict_GET_SIZE(kwargs) == 0 ? nullptr : names.get()};
-  RecordList times;
-  ModuleState* state = TheLifecycle().modules.Find(model);
-  if (state == nullptr) return times.Take();
-  for (const auto& entry : *state->plans.Snapshot()) {
-    if (entry->stage.load(std::memory_order_acquire) != PlanEntry::Stage::kServing) continue;
-    if (FitOf(*entry, call) != Fit::kFits) continue;
-    for (long i = 0; i < count; ++i) {
-      const uint64_t start_ns = MonotonicNs();
-      if (FitOf(*entry, call) != Fit::kFits) break;
-      times.Add(OwnedRef::Steal(PyLong_FromUnsignedLongLong(MonotonicNs() - start_ns)));
-    }
-    break;
-  }
-  return times.Take();
-}
-
-PyObject* CheckTimesBinding(PyObject*, PyObject* arguments) noexcept {
-  return Boundary([&]() -> OwnedRef {
+// Durations of calls of `model`, by one of the functions of call_times.h.
+template <typename Times>
+PyObject* TimesBinding(PyObject* arguments, const char* format, const Times& times_of) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
     PyObject *model, *args, *kwargs;
     long count;
-    if (!PyArg_ParseTuple(arguments, "OO!O!l:_check_times", &model, &PyTuple_Type, &args, &PyDict_Type, &kwargs,
-                          &count) ||
+    if (!PyArg_ParseTuple(arguments, format, &model, &PyTuple_Type, &args, &PyDict_Type, &kwargs, &count) ||
         !CheckIsModule(model)) {
       return OwnedRef();
     }
-    return CheckTimes(model, args, kwargs, count);
+    return times_of(model, args, kwargs, count);
   });
+}
+
+PyObject* CheckTimesBinding(PyObject*, PyObject* arguments) noexcept {
+  return TimesBinding(arguments, "OO!O!l:_check_times", CheckTimes);
+}
+
+PyObject* DispatchTimesBinding(PyObject*, PyObject* arguments) noexcept {
+  return TimesBinding(arguments, "OO!O!l:_dispatch_times", DispatchTimes);
 }
 
 PyObject* FaultInjectBinding(PyObject*, PyObject* arguments) noexcept {
@@ -244,6 +224,7 @@ PyMethodDef kMethods[] = {
     {"profile_start", ProfileStartBinding, METH_VARARGS, nullptr},
     {"profile_stop", ProfileStopBinding, METH_VARARGS, nullptr},
     {"_check_times", CheckTimesBinding, METH_VARARGS, nullptr},
+    {"_dispatch_times", DispatchTimesBinding, METH_VARARGS, nullptr},
     {"_fault_inject", FaultInjectBinding, METH_VARARGS, nullptr},
     {"_fault_points", FaultPointsBinding, METH_NOARGS, nullptr},
     {"_quiesce", QuiesceBinding, METH_NOARGS, nullptr},

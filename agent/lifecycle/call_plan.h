@@ -48,6 +48,14 @@ class CallPlan {
   //                             and the call raises it
   virtual absl::StatusOr<OwnedRef> Run(const CallArgs& call) = 0;
 
+  // For measurements: a built plan with the same signature, guards, tensors and form of result, whose Run() does
+  // everything but the operators. What it answers is not the program's result.
+  //
+  // Errors: Unimplemented  there is none
+  virtual absl::StatusOr<std::unique_ptr<CallPlan>> WithoutOperators() const {
+    return absl::UnimplementedError("this plan cannot do without its operators");
+  }
+
   // What explain() shows. Before Build() has succeeded only what the capture knows.
   virtual void Describe(bool built, Record* record) const = 0;
   virtual std::string Summary() const = 0;  // for the log: "94 operators, 310 guards"

@@ -22,6 +22,7 @@
 #include "agent/lifecycle/python_step.h"
 #include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
+#include "jit/cir/empty_program.h"
 #include "scheduler/execution_plan.h"
 #include "scheduler/plan_executor.h"
 #include "scheduler/torch/torch_api.h"
@@ -69,6 +70,7 @@ class CapturedPlan : public CallPlan {
 
   absl::Status Build() override;
   absl::StatusOr<OwnedRef> Run(const CallArgs& call) override;
+  absl::StatusOr<std::unique_ptr<CallPlan>> WithoutOperators() const override;
 
   void Describe(bool built, Record* record) const override;
   std::string Summary() const override {
@@ -149,6 +151,18 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
     return absl::InternalError("the result could not be rebuilt");
   }
   return result;
+}
+
+absl::StatusOr<std::unique_ptr<CallPlan>> CapturedPlan::WithoutOperators() const {
+  if (graph_ != nullptr) return absl::UnimplementedError("on a GPU a call's cost is that of a graph");
+  absl::StatusOr<cir::Graph> graph = cir::EmptyProgram(capture_->graph());
+  if (!graph.ok()) return graph.status();
+  absl::StatusOr<std::shared_ptr<const scheduler::ExecutionPlan>> plan =
+      scheduler::ExecutionPlan::Build(*std::move(graph), *LoadedApi(), PlanOptions(*capture_, plan_->api()));
+  if (!plan.ok()) return plan.status();
+  auto without = std::make_unique<CapturedPlan>(capture_);
+  without->plan_ = *std::move(plan);
+  return without;
 }
 
 void CapturedPlan::Describe(bool built, Record* record) const {
