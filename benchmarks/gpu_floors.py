@@ -6,7 +6,9 @@
 
 A layer is a convolution, a matrix product or an attention. Its floor is the longer of its arithmetic at 790 TFLOP/s and
 of its bytes (operands, weights, result, each once) at 4.3 TB/s, both measured on an H200; what is between layers counts
-as fused into them. The model's floor is the sum, which no schedule of these layers one after the other can beat.
+as fused into them. Where a sum or a product joins a layer's result with that of an earlier one (a residual, a gate), the
+earlier one has to be read, and counts to the layer. The model's floor is the sum, which no schedule of these layers one
+after the other can beat.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from cuvil.measure import save, table
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
 
 FLOPS_PER_US = 790e6
 BYTES_PER_US = 4.3e6
+JOINS = {"aten::add", "aten::add_", "aten::mul", "aten::mul_"}
 
 
 def num_bytes(value: Any) -> int:
@@ -36,20 +40,44 @@ class Layers(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.flops, self.bytes, self.floor_us = 0, 0, 0, 0.0
+        self.work: list[tuple[int, int]] = []  # of each layer: flops, bytes
+        self.newest = WeakIdKeyDictionary()  # the last layer that a tensor comes from
 
     def add(self, flops: int, moved: int) -> None:
-        self.layers += 1
-        self.flops += flops
-        self.bytes += moved
-        self.floor_us += max(flops / FLOPS_PER_US, moved / BYTES_PER_US)
+        self.work.append((flops, moved))
+
+    def floor_us(self) -> float:
+        return sum(max(flops / FLOPS_PER_US, moved / BYTES_PER_US) for flops, moved in self.work)
+
+    def layer_of(self, tensor: torch.Tensor) -> int:
+        return self.newest.get(tensor, -1)
+
+    def read_again(self, args: Any, result: torch.Tensor) -> int:
+        """Bytes of the operands that the last layer's result is joined with."""
+        large = [t for t in gpu_suite.tensors_of(args) if t.numel() == result.numel()]
+        last = len(self.work) - 1
+        if last < 0 or all(self.layer_of(t) != last for t in large):
+            return 0
+        return num_bytes([t for t in large if self.layer_of(t) != last])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return True  # the one thing that a row asks of its data: are the positions those of one sequence
         result = func(*args, **(kwargs or {}))
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
             moved = num_bytes([*args, *(kwargs or {}).values()]) + num_bytes(result)
             self.add(int(count(*args, **(kwargs or {}), out_val=result)), moved)
+            newest = len(self.work) - 1
+        else:
+            if func._schema.name in JOINS:
+                extra = self.read_again(args, result)
+                if extra:
+                    flops, moved = self.work[-1]
+                    self.work[-1] = (flops, moved + extra)
+            newest = max((self.layer_of(t) for t in gpu_suite.tensors_of(args)), default=-1)
+        for tensor in gpu_suite.tensors_of(result):
+            self.newest[tensor] = newest
         return result
 
 
@@ -67,6 +95,7 @@ class Attention(TorchFunctionMode):
         result = query.new_empty((*query.shape[:-1], value.shape[-1]))
         pairs = query.shape[:-1].numel() * key.shape[-2]
         self.layers.add(2 * pairs * (query.shape[-1] + value.shape[-1]), num_bytes([query, key, value, result]))
+        self.layers.newest[result] = len(self.layers.work) - 1
         return result
 
 
@@ -77,11 +106,11 @@ def floors(name: str, build: Any) -> dict[str, Any]:
         model(*args, **kwargs)
     return {
         "row": name,
-        "layers": layers.layers,
-        "gflop": layers.flops / 1e9,
-        "mbytes": layers.bytes / 1e6,
+        "layers": len(layers.work),
+        "gflop": sum(flops for flops, _ in layers.work) / 1e9,
+        "mbytes": sum(moved for _, moved in layers.work) / 1e6,
         "weight_mbytes": num_bytes(list(model.parameters())) / 1e6,
-        "floor_us": layers.floor_us,
+        "floor_us": layers.floor_us(),
     }
 
 
