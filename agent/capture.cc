@@ -130,6 +130,8 @@ class CaptureBuilder {
       // What the call has written may differ between its own reads.
       const bool torn = entries[i].changed_meanwhile && !entries[i].written;
       if (!torn && heap.Unchanged(entries[i])) continue;
+      // A seam: to replay writes (caches that grow, counters), take the entry into the capture here instead, as an
+      // effect that a run applies when all of it has succeeded.
       *refusal = NetWrite(*tracer, entries[i]);
       return nullptr;
     }

@@ -138,6 +138,8 @@ absl::Status DecideWithoutPlan(ModuleState& state, Decision* decision) {
   } else if (wanted && !lifecycle.tracing) {
     decision->action = Action::kTrace;
   } else {
+    // A seam: a refusal costs the module that it happens in, whose children get their chance. To break at the
+    // statement, choose here a plan for what the call does before the refusal's line.
     decision->action = state.book.IsRefused(hash, decision->mode) ? Action::kChildren : Action::kOriginal;
   }
   return absl::OkStatus();
