@@ -65,6 +65,14 @@ def summary(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
+def _pinned() -> list[str]:
+    """The versions of the models' libraries that the project's environments have."""
+    pins = sorted((pathlib.Path(__file__).parents[1] / "scripts" / "requirements").glob("*.txt"))
+    lines = [line for path in pins for line in path.read_text().splitlines()]
+    libraries = ("torch==", "torchvision==", "timm==", "transformers==")
+    return [line.replace("==", " ") for line in lines if line.startswith(libraries)]
+
+
 def write_coverage(records: list[Record], path: pathlib.Path) -> None:
     """Writes the document that lists every model with its state and reason."""
     made = Counter(str(record.get("versions", "versions unknown")) for record in records)
@@ -78,6 +86,7 @@ def write_coverage(records: list[Record], path: pathlib.Path) -> None:
         "*absent*: the library's version has no such model. Shares are of the usable ones.",
         "",
         *[f"{count} records: {made_with}.  " for made_with, count in made.most_common()],
+        f"Tests run fixed samples of these models, with what scripts/requirements pins: {', '.join(_pinned())}.",
         "",
         *_table(records),
         "",

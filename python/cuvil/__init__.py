@@ -105,7 +105,7 @@ def profile(path: str | os.PathLike[str] | None = None) -> Profile:
     """Time the steps of plans and the module calls of a ``with`` block, on every thread.
 
     With a path, a trace for https://ui.perfetto.dev is written there when the block ends, whichever way. Afterwards
-    ``p.table(by="line")``, ``"module"`` or ``"operator"`` is text, ``p.to_dict()`` has the numbers, and
+    ``p.table(by="line")``, ``"module"``, ``"operator"`` or ``"kernel"`` is text, ``p.to_dict()`` has the numbers, and
     ``p.save_html(path)`` writes one page. Only calls that Cuvil intercepts are seen: turn it on first. One profile at a
     time: a second one raises RuntimeError.
     """

@@ -31,6 +31,10 @@ environment:
   CUVIL_LOG=info       tell what is planned and refused (debug: more)
   CUVIL_PREPARE=sync   prepare plans in the calling thread instead of the background
   CUVIL_ADOPT=always   use every plan that is right, without timing it against eager
+  CUVIL_PLANS=16       plans kept per module
+On a GPU:
+  CUVIL_GRAPH_MEMORY=0.125   what CUDA graphs may hold of each GPU: a share with a point, or bytes such as 512M
+  CUVIL_STREAMS=4            streams that branches of one CUDA graph may use
 """
 
 
