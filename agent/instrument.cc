@@ -2,10 +2,11 @@
 
 #include <climits>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
+#include "agent/boundary.h"
 #include "agent/cpython_compat_internal.h"
 #include "agent/py_ref.h"
 
@@ -497,11 +498,11 @@ CodeRecord* Instrumenter::RecordFor(PyCodeObject* code) noexcept {
   // A collection here would run finalizers, Python code that nobody announces.
   const int collects = PyGC_Disable();
   CodeRecord* record = nullptr;
-  try {
+  // Without memory for a copy there is no record, and whoever asked does without.
+  static_cast<void>(ContainStatus([&] {
     record = Make(code).release();
-  } catch (const std::bad_alloc&) {
-    record = nullptr;
-  }
+    return absl::OkStatus();
+  }));
   if (collects != 0) PyGC_Enable();
   return record;
 }

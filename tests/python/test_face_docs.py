@@ -98,6 +98,21 @@ def test_every_type_is_named() -> None:
     assert not missing, "no table of docs/architecture.md has " + ", ".join(missing)
 
 
+def test_exceptions_are_caught_in_the_boundaries_only() -> None:
+    sources = [
+        path
+        for folder in ("agent", "jit", "scheduler", "memory", "python")
+        for suffix in ("*.h", "*.cc")
+        for path in (ROOT / folder).rglob(suffix)
+    ]
+    catching = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources
+        if re.search(r"^[^/]*\bcatch \(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert catching == {"agent/boundary.h", "scheduler/torch/boundary.h"}
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/STATUS.md", "docs/performance.md"])
 def test_links_between_documents_lead_somewhere(document: str) -> None:
     path = ROOT / document
