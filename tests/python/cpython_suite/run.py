@@ -6,13 +6,16 @@
     ... run.py --mode enabled --all                                                       # cuvil.enable() only
 
 A module fails the comparison when it crashes, when a test fails that passes plainly and modules.py does not expect,
-when another number of tests runs, or when a probe does not find what the analysis had said.
+when another number of tests runs, or when a probe does not find what the analysis had said. A module whose run without
+Cuvil fails as a whole is compared with nothing; the summary names it apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
+import enum
 import json
 import os
 import subprocess
@@ -54,15 +57,32 @@ def run_worker(mode: str, module: str, timeout_s: int) -> dict[str, Any] | str:
     return f"exit status {done.returncode}: {text[-400:]}"
 
 
-def compare(module: str, mode: str, timeout_s: int) -> tuple[str, bool, int, int]:
-    """A line to print, whether the module is as expected, tests and probes."""
+class Verdict(enum.Enum):
+    """What became of a module."""
+
+    AS_EXPECTED = enum.auto()
+    UNEXPECTED = enum.auto()
+    FAILS_WITHOUT = enum.auto()  # The run without Cuvil has no end or no report, so there was nothing to compare with.
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One module: a line to print, and what the summary counts."""
+
+    line: str
+    verdict: Verdict
+    num_tests: int = 0
+    num_probes: int = 0
+
+
+def compare(module: str, mode: str, timeout_s: int) -> Outcome:
     # Importing torch, which enable() does, has effects of its own: it replaces inspect.getfile, for one.
     plain = run_worker("torch" if mode == "enabled" else "plain", module, timeout_s)
     if isinstance(plain, str):
-        return f"{module}: not run, the plain run fails: {plain}", True, 0, 0
+        return Outcome(f"{module}: not run, it fails without Cuvil too: {plain}", Verdict.FAILS_WITHOUT)
     subject = run_worker(mode, module, 3 * timeout_s)
     if isinstance(subject, str):
-        return f"{module}: CRASH {subject}", False, 0, 0
+        return Outcome(f"{module}: CRASH {subject}", Verdict.UNEXPECTED)
     known = modules.expected(module) if mode == "instrumented" else {}
     new = sorted(set(subject["bad"]) - set(plain["bad"]))
     surprises = [name for name in new if not modules.is_expected(name, known)]
@@ -78,7 +98,25 @@ def compare(module: str, mode: str, timeout_s: int) -> tuple[str, bool, int, int
     line = f"{module}: {subject['tests']} tests, {report.get('probes', 0)} probes, {report.get('frames', 0)} frames"
     if expected := [name for name in new if name not in surprises]:
         line += f", expected: {' '.join(expected)}"
-    return line + "".join(f"\n    FAIL {p}" for p in problems), not problems, subject["tests"], report.get("probes", 0)
+    line += "".join(f"\n    FAIL {p}" for p in problems)
+    verdict = Verdict.UNEXPECTED if problems else Verdict.AS_EXPECTED
+    return Outcome(line, verdict, subject["tests"], report.get("probes", 0))
+
+
+def summary(outcomes: dict[str, Outcome]) -> str:
+    """The last lines: how many of each kind, and by name what was not compared or not as expected."""
+    named = {v: [name for name, outcome in outcomes.items() if outcome.verdict is v] for v in Verdict}
+    without, unexpected = named[Verdict.FAILS_WITHOUT], named[Verdict.UNEXPECTED]
+    version = ".".join(map(str, sys.version_info[:3]))
+    lines = [
+        f"CPython {version}: {len(outcomes) - len(without)} modules, {sum(o.num_tests for o in outcomes.values())} tests, "
+        f"{sum(o.num_probes for o in outcomes.values())} probes, {len(unexpected)} unexpected"
+    ]
+    if without:
+        lines.append(f"fails without Cuvil too: {len(without)}: {' '.join(without)}")
+    if unexpected:
+        lines.append(f"unexpected: {' '.join(unexpected)}")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -93,20 +131,13 @@ def main() -> int:
     options = parser.parse_args()
     names = options.module or (modules.MODULES if options.all else modules.SAMPLE)
     names = [name for name in names if modules.exists(name)]
-    failed, num_tests, num_probes = [], 0, 0
+    outcomes: dict[str, Outcome] = {}
     with concurrent.futures.ThreadPoolExecutor(options.j) as pool:
         for name, outcome in zip(names, pool.map(lambda n: compare(n, options.mode, options.timeout), names)):
-            line, as_expected, tests, probes = outcome
-            print(line, flush=True)
-            num_tests += tests
-            num_probes += probes
-            if not as_expected:
-                failed.append(name)
-    version = ".".join(map(str, sys.version_info[:3]))
-    print(f"CPython {version}: {len(names)} modules, {num_tests} tests, {num_probes} probes, {len(failed)} unexpected")
-    if failed:
-        print("unexpected:", *failed)
-    return 1 if failed else 0
+            print(outcome.line, flush=True)
+            outcomes[name] = outcome
+    print(summary(outcomes))
+    return 1 if any(outcome.verdict is Verdict.UNEXPECTED for outcome in outcomes.values()) else 0
 
 
 if __name__ == "__main__":
