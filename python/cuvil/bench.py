@@ -206,19 +206,23 @@ def main(argv: list[str]) -> int:
         return 1
     if options.dtype is None:
         options.dtype = "float16" if options.device.startswith("cuda") else "float32"
+    for name in options.names:
+        try:
+            models.check(name)
+        except models.UnknownModel as error:
+            print(f"bench: {name}: {error}", file=sys.stderr)
+            return 2
     try:
         cuvil.enable()
     except RuntimeError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    records = []
-    for name in options.names:
-        try:
+    records: list[dict[str, Any]] = []
+    try:
+        for name in options.names:
             records.append(_bench_one(torch, name, options, rivals))
-        except models.UnknownModel as error:
-            print(f"bench: {name}: {error}", file=sys.stderr)
-            return 2
-    if options.json:
-        save(options.json, ["python", "-m", "cuvil", "bench", *argv], results=records)
-        print(f"\nwritten to {options.json}")
+    finally:  # What was measured is kept, whatever ends the run.
+        if options.json and records:
+            save(options.json, ["python", "-m", "cuvil", "bench", *argv], results=records)
+            print(f"\nwritten to {options.json}")
     return 0

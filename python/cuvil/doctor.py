@@ -59,12 +59,13 @@ def _engine() -> Iterator[Finding]:
     from cuvil import __version__, _native
 
     if _native.__name__ == "cuvil.unavailable":
-        yield Finding("cuvil", Level.FAIL, _native.interpreter_self_test(), "pip install cuvil for a supported Python")
+        fix = "run `pip install .` in Cuvil's source directory, with CPython 3.11, 3.12 or 3.13"
+        yield Finding("cuvil", Level.FAIL, _native.interpreter_self_test(), fix)
         return
     details = ", ".join(f"{key} {value}" for key, value in _native.build_info().items() if value and key != "version")
     yield Finding("cuvil", Level.OK, f"{__version__} ({details})")
-    if os.environ.get("CUVIL_DISABLE") == "1":
-        yield Finding("cuvil", Level.WARN, "CUVIL_DISABLE=1 is set: enable() does nothing", "unset CUVIL_DISABLE")
+    if disabled := environment.disabled():
+        yield Finding("cuvil", Level.WARN, f"{disabled} is set: enable() does nothing", "unset CUVIL_DISABLE")
 
 
 def _cpu() -> Iterator[Finding]:
@@ -157,8 +158,8 @@ def _end_to_end(torch: Any, device: str = "cpu") -> Iterator[Finding]:
     if not equal:
         yield Finding(subject, Level.FAIL, "a planned call differs from eager", "please report this")
         return
-    if os.environ.get("CUVIL_DISABLE") == "1":
-        yield Finding(subject, Level.NOTE, "runs as CPython would, because CUVIL_DISABLE=1 is set")
+    if disabled := environment.disabled():
+        yield Finding(subject, Level.NOTE, f"runs as CPython would, because {disabled} is set")
         return
     explanation = cuvil.explain(model)
     if not ready:

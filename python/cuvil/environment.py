@@ -37,6 +37,12 @@ def cpu() -> Cpu:
     return Cpu(name, len(os.sched_getaffinity(0)), features)
 
 
+def disabled() -> str:
+    """How CUVIL_DISABLE reads if it keeps enable() from doing anything, or "": the engine's own rule (settings.cc)."""
+    value = os.environ.get("CUVIL_DISABLE", "")
+    return "" if value in ("", "0") else f"CUVIL_DISABLE={value}"
+
+
 def git_sha() -> str:
     """The commit this package was built from, or else the one it is run from; "unknown" outside a repository."""
     built = _native.build_info().get("git_sha", "")

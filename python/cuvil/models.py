@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 
@@ -94,33 +95,57 @@ def own_names() -> dict[str, str]:
     return {name: text for name, (_, text) in _OWN.items()}
 
 
+def _torchvision() -> Any:
+    _need("torchvision")
+    return importlib.import_module("torchvision.models")
+
+
+def _no_such(name: str, others: Iterable[str]) -> UnknownModel:
+    near = ", ".join(difflib.get_close_matches(name, [*_OWN, *others], n=3))
+    return UnknownModel(
+        f"no such model{f', but {near}' if near else ''}; the names are {', '.join(_OWN)}, those of torchvision's "
+        "classification models (resnet50), and timm:NAME"
+    )
+
+
+def check(name: str) -> None:
+    """Raises UnknownModel unless there is such a model and the package that has it; builds nothing."""
+    if name in _OWN:
+        if name != "mlp":
+            _need("transformers")
+        if name == "minilm":
+            minilm_folder()
+    elif name.startswith("timm:"):
+        timm = _need("timm")
+        if not timm.is_model(name[len("timm:") :]):
+            raise _no_such(name, (f"timm:{other}" for other in timm.list_models()))
+    elif importlib.util.find_spec("torchvision") is None:
+        raise UnknownModel(f"{_no_such(name, ())}; torchvision is not installed here")
+    else:
+        models = _torchvision()
+        names = models.list_models(module=models)
+        if name.removeprefix("torchvision:") not in names:
+            raise _no_such(name, names)
+
+
 def build(name: str, batch: int = 1) -> Model:
-    """`name` with inputs of `batch` samples, seeded, in eval mode, float32 on the CPU."""
+    """`name` with inputs of `batch` samples, seeded, in eval mode, float32 on the CPU; UnknownModel as check()."""
     import torch
 
+    check(name)
     torch.manual_seed(0)
     if name in _OWN:
         model = _OWN[name][0](batch)
     elif name.startswith("timm:"):
         timm = _need("timm")
-        short = name[len("timm:") :]
-        if not timm.is_model(short):
-            raise UnknownModel(f"timm has no model {short!r}")
-        module = timm.create_model(short, pretrained=False)
+        module = timm.create_model(name[len("timm:") :], pretrained=False)
         config = timm.data.resolve_data_config({}, model=module)
         model = Model(module, (torch.randn(batch, *config["input_size"]),), {})
     else:
-        _need("torchvision")
-        models = importlib.import_module("torchvision.models")
         short = name.removeprefix("torchvision:")
-        if short not in models.list_models(module=models):
-            raise UnknownModel(
-                f"no model {name!r}: one of {', '.join(_OWN)}, a torchvision classification model (resnet50), "
-                "or timm:NAME"
-            )
         # Inception-like models would initialise their weights for half a minute otherwise.
         extra = {"init_weights": False} if short in ("inception_v3", "googlenet") else {}
-        module = models.get_model(short, weights=None, **extra)
+        module = _torchvision().get_model(short, weights=None, **extra)
         side = 299 if short == "inception_v3" else 224
         model = Model(module, (torch.randn(batch, 3, side, side),), {})
     model.module.eval()

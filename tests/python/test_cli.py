@@ -45,6 +45,71 @@ def test_bench_refuses_unknown_rivals(capsys: pytest.CaptureFixture[str]) -> Non
     assert "magic" in capsys.readouterr().err
 
 
+def test_bench_names_an_unknown_model_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(bench, "_bench_one", lambda *_: pytest.fail("measured"))
+    assert bench.main(["mlp", "decoder23", "--json", str(tmp_path / "f.json")]) == 2
+    error = capsys.readouterr().err
+    assert "decoder23: no such model, but decoder32" in error
+    assert all(name in error for name in ("mlp", "bert-base", "minilm", "resnet50", "timm:NAME"))
+    assert not cuvil.enabled()
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_keeps_what_was_measured_when_a_later_model_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+
+    def measure(torch: object, name: str, *_: object) -> dict[str, str]:
+        if name == "bert-base":
+            raise MemoryError
+        return {"name": name}
+
+    monkeypatch.setattr(bench, "_bench_one", measure)
+    monkeypatch.setattr(bench.models, "check", lambda name: None)
+    try:
+        with pytest.raises(MemoryError):
+            bench.main(["mlp", "bert-base", "--json", str(tmp_path / "f.json")])
+    finally:
+        cuvil.disable()
+    assert json.loads((tmp_path / "f.json").read_text())["results"] == [{"name": "mlp"}]
+
+
+def test_whatever_disables_the_engine_disables_it_for_the_doctor() -> None:
+    pytest.importorskip("torch")
+    program = (
+        "import os, cuvil\nfrom cuvil import environment\n"
+        "for value in ('', '0', '1', 'true', 'no', ' ', '00'):\n"
+        "    os.environ['CUVIL_DISABLE'] = value\n"
+        "    cuvil.enable()\n"
+        "    print(repr(value), bool(environment.disabled()), cuvil.enabled())\n"
+        "    cuvil.disable()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    lines = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
+    assert len(lines) == 7
+    assert all({disabled, enabled} == {"True", "False"} for _, disabled, enabled in lines), done.stdout
+
+
+def test_doctor_calls_a_disabled_engine_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("CUVIL_DISABLE", "true")
+    (model,) = doctor._end_to_end(torch)
+    assert model.level is doctor.Level.NOTE
+    assert "CUVIL_DISABLE=true is set" in model.text
+    assert any("CUVIL_DISABLE=true" in finding.text for finding in doctor._engine())
+
+
+def test_doctor_advises_what_the_readme_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuvil._native, "__name__", "cuvil.unavailable")
+    (engine,) = doctor._engine()
+    assert engine.level is doctor.Level.FAIL
+    assert "`pip install .`" in engine.fix
+
+
 def findings(*levels: doctor.Level) -> list[doctor.Finding]:
     return [doctor.Finding(f"part {n}", level, "text", "fix" if n else "") for n, level in enumerate(levels)]
 
