@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
+#include "agent/object_layouts.h"
 #include "agent/py_ref.h"
 #include "agent/tracer.h"
 
@@ -57,13 +58,6 @@ bool IsAutogradContext(PyObject* object) {
 Py_ssize_t MemberOffset(PyObject* descriptor) {
   return reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member->offset;
 }
-
-// super()'s layout (Objects/typeobject.c, superobject), the same in 3.11–3.13.
-struct SuperObject {
-  PyObject_HEAD PyTypeObject* type;
-  PyObject* object;
-  PyTypeObject* object_type;
-};
 
 }  // namespace
 

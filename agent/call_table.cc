@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/cpython_compat.h"
+#include "agent/object_layouts.h"
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
 
@@ -249,12 +250,6 @@ TorchTypes& MutableTypes() {
   static ProcessLifetime<TorchTypes> types;
   return *types;
 }
-
-// builtins.object's layout of a bound slot wrapper (Objects/descrobject.c, wrapperobject), the same in 3.11–3.13.
-struct BoundSlotWrapper {
-  PyObject_HEAD PyWrapperDescrObject* descriptor;
-  PyObject* self;
-};
 
 OwnedRef Resolve(const char* module_name, const char* path) {
   OwnedRef object = OwnedRef::Steal(PyImport_ImportModule(module_name));

@@ -295,20 +295,26 @@ PyObject* g_module_call = nullptr;  // torch.nn.Module's for as long as the proc
 
 PyObject* ModuleCallFunction() { return g_module_call; }
 
+absl::StatusOr<OwnedRef> FindModuleCall() {
+  const OwnedRef nn = OwnedRef::Steal(PyImport_ImportModule("torch.nn"));
+  const OwnedRef module = nn ? OwnedRef::Steal(PyObject_GetAttrString(nn.get(), "Module")) : OwnedRef();
+  OwnedRef function = module ? OwnedRef::Steal(PyObject_GetAttrString(module.get(), "__call__")) : OwnedRef();
+  if (!function) PyErr_Clear();
+  if (function && PyFunction_Check(function.get())) return function;
+  return absl::FailedPreconditionError(absl::StrCat("torch.nn.Module.__call__ is ", function ? "a " : "missing",
+                                                    function ? Py_TYPE(function.get())->tp_name : "",
+                                                    ", no plain function; remove what replaced it before enable()"));
+}
+
 absl::Status InitializeCapture() {
   if (absl::Status status = CollectorPause::Initialize(); !status.ok()) return status;
   if (absl::Status status = BuildCallTable(); !status.ok()) return status;
   if (absl::Status status = TorchStateReader::Initialize(); !status.ok()) return status;
   if (absl::Status status = OpRecorder::Initialize(); !status.ok()) return status;
-  PyObject* function = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Types().module), "__call__");
-  if (function == nullptr || !PyFunction_Check(function)) {
-    PyErr_Clear();
-    Py_XDECREF(function);
-    return absl::FailedPreconditionError(
-        "torch.nn.Module.__call__ is no plain function; remove what replaced it before enable()");
-  }
+  absl::StatusOr<OwnedRef> function = FindModuleCall();
+  if (!function.ok()) return function.status();
   Py_XDECREF(g_module_call);
-  g_module_call = function;
+  g_module_call = function->release();
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "agent/py_ref.h"
 #include "agent/torch_state.h"
@@ -151,6 +152,11 @@ uint64_t SignatureHash(const CallArgs& call);
 
 // The function behind torch.nn.Module.__call__ (borrowed), known after InitializeCapture().
 PyObject* ModuleCallFunction();
+
+// The same as it stands; torch has been imported.
+//
+// Errors: FailedPrecondition  it is no plain function, so that its calls cannot be intercepted
+absl::StatusOr<OwnedRef> FindModuleCall();
 
 // Resolves the torch objects that tracing needs; once, from enable(). The message is one sentence.
 absl::Status InitializeCapture();

@@ -2,6 +2,7 @@
 
 #include "agent/cpython_compat_internal.h"
 #include "agent/instrument.h"
+#include "agent/object_layouts.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {
@@ -138,9 +139,7 @@ bool HasTableOfItsOwn(PyDictObject* attributes) noexcept {
 }
 
 bool HasOnlyStringKeys(const PyDictObject* dict) noexcept {
-  // struct _dictkeysobject: reference count, log2 of its size, log2 of its index's bytes, kind; 0 is the general kind.
-  static_assert(sizeof(Py_ssize_t) == 8);
-  return reinterpret_cast<const uint8_t*>(dict->ma_keys)[10] != 0;
+  return reinterpret_cast<const uint8_t*>(dict->ma_keys)[kDictKeysKindOffset] != 0;
 }
 
 bool ThreadIsObserved(PyThreadState* thread) noexcept {

@@ -1,5 +1,5 @@
 // CPython's internal structures, for the files that swap code in frames: cpython_compat*.cc, instrument.cc,
-// frame_hook.cc and interpreter_self_test.cc. Everybody else includes cpython_compat.h.
+// frame_hook.cc, interpreter_self_test.cc and layout_self_test.cc. Everybody else includes cpython_compat.h.
 //
 // Threads:   GIL held.
 // Source:    Include/internal of the version compiled for. The headers are C: they need extern "C", and some macros out

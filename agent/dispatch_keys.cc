@@ -3,6 +3,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "agent/assumptions.h"
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
 #include "agent/torch_state.h"
@@ -113,9 +114,9 @@ absl::Status DispatchKeys::Initialize(const TensorBridge& bridge) {
     OwnedRef left = OwnedRef::Steal(PyObject_CallMethod(scope.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
     for (KeySets* sets : {&k.inference, &k.normal}) sets->exclude |= k.autocast_cpu | k.autocast_cuda;
   }
-  if (PyErr_Occurred() || k.autocast_cpu == 0 || k.normal == k.inference) {
+  if (PyErr_Occurred() || k.autocast_cpu == 0 || !Holds(Assumption::kDispatchKeys, k.normal != k.inference)) {
     PyErr_Clear();
-    return absl::UnavailableError("torch's dispatch keys are not what tracing expects; use a released torch >= 2.10");
+    return Violated(Assumption::kDispatchKeys);
   }
   return absl::OkStatus();
 }

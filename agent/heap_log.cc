@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "agent/cpython_compat.h"
+#include "agent/object_layouts.h"
 
 extern "C" {
 // Exported by every CPython this module supports; declared here because 3.13 moved them to internal headers.
@@ -59,10 +60,8 @@ bool SameAtom(PyObject* a, PyObject* b) {
 }
 
 size_t OrderedDictState(PyObject* ordered_dict) {
-  // Objects/odictobject.c, struct _odictobject in 3.11–3.13: the dict, then od_first, od_last, od_fast_nodes,
-  // od_fast_nodes_size, od_resize_sentinel, od_state.
   size_t state;
-  std::memcpy(&state, reinterpret_cast<char*>(ordered_dict) + sizeof(PyDictObject) + 5 * sizeof(void*), sizeof state);
+  std::memcpy(&state, reinterpret_cast<char*>(ordered_dict) + kOrderedDictStateOffset, sizeof state);
   return state;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
 #include "agent/cpython_compat.h"
+#include "agent/object_layouts.h"
 #include "agent/py_ref.h"
 #include "agent/tracer.h"
 
@@ -19,13 +20,6 @@ namespace {
 
 constexpr int kMaxDepth = 32;
 constexpr char kAdviceDevelop[] = "rewrite the line with tensor operators or plain Python containers";
-
-struct DictView {
-  PyObject_HEAD PyObject* dict;
-};
-struct MappingProxy {
-  PyObject_HEAD PyObject* mapping;
-};
 
 bool IsDictView(PyTypeObject* type) {
   return type == &PyDictItems_Type || type == &PyDictKeys_Type || type == &PyDictValues_Type ||

@@ -6,10 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "agent/assumptions.h"
 #include "agent/cpython_compat_internal.h"
 #include "agent/frame_hook.h"
 #include "agent/instrument.h"
+#include "agent/layout_self_test.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {
@@ -48,6 +49,23 @@ class Derived(Box):
     def add(self, y, *, z=1):
         return super().add(y, z=z) + 1
 
+class Plain:
+    pass
+
+class Sized(tuple):
+    pass
+
+class Slotted:
+    __slots__ = ('a',)
+
+def make_closure():
+    held = 1
+    def closure(a: int = 1, *, b: int = 2) -> int:
+        return held
+    return closure
+
+closure = make_closure()
+
 def generate(n):
     try:
         for i in range(n):
@@ -60,7 +78,7 @@ def generate(n):
 def nest(n):
     return nest(n - 1) if n else 0
 
-def program():
+def program(first_time):
     box = Derived(3)
     out = [straight(1), straight(1, c=4), straight(*(1,), **{'c': 2}), box.twice, box.add(4), box.add(4, z=5)]
     with box as inside:
@@ -84,33 +102,31 @@ def program():
     out.append(sum(i for i in generate(4)))
     out.append(f'{box.x!r:>4}' + ('yes' if box.x and total else 'no'))
     out.append(nest(6))
+    value = box.x
+    if first_time:
+        class Local:
+            value = box.x
+        value = Local.value
+    out.append(value)
     while total > 3:
         total -= 1
     out.append(total)
     return out
 )";
 
-absl::Status Unexpected(const std::string& what) {
-  return absl::UnimplementedError(
-      absl::StrCat("this interpreter differs from CPython ", PY_MAJOR_VERSION, ".", PY_MINOR_VERSION, ": ", what));
-}
-
 absl::Status CheckBuild() {
-  const unsigned long running = Py_Version;
-  if ((running >> 16) != (PY_VERSION_HEX >> 16)) {
-    return absl::UnimplementedError(absl::StrCat("this build is for CPython ", PY_MAJOR_VERSION, ".", PY_MINOR_VERSION,
-                                                 ", not for ", running >> 24, ".", (running >> 16) & 0xFF));
+  if (!Holds(Assumption::kVersion, (Py_Version >> 16) == (PY_VERSION_HEX >> 16))) {
+    return Violated(Assumption::kVersion);
   }
-  if (PySys_GetObject("gettotalrefcount") != nullptr) {
-    return absl::UnimplementedError("debug builds of CPython are not supported");
+  if (!Holds(Assumption::kReleaseBuild, PySys_GetObject("gettotalrefcount") == nullptr)) {
+    return Violated(Assumption::kReleaseBuild);
   }
   OwnedRef abi = OwnedRef::New(PySys_GetObject("abiflags"));
-  if (abi && PyUnicode_Check(abi.get()) &&
-      PyUnicode_FindChar(abi.get(), 't', 0, PyUnicode_GET_LENGTH(abi.get()), 1) >= 0) {
-    return absl::UnimplementedError("free-threaded CPython is not supported");
-  }
-  if (PyImport_GetMagicNumber() % 65536 != kMagicNumber) {
-    return Unexpected(absl::StrCat("its bytecode has the magic number ", PyImport_GetMagicNumber() % 65536));
+  const bool free_threaded = abi && PyUnicode_Check(abi.get()) &&
+                             PyUnicode_FindChar(abi.get(), 't', 0, PyUnicode_GET_LENGTH(abi.get()), 1) >= 0;
+  if (!Holds(Assumption::kGil, !free_threaded)) return Violated(Assumption::kGil);
+  if (!Holds(Assumption::kBytecode, PyImport_GetMagicNumber() % 65536 == kMagicNumber)) {
+    return Violated(Assumption::kBytecode);
   }
   return absl::OkStatus();
 }
@@ -125,31 +141,35 @@ absl::Status CheckDictTags() {
     int status = i < 3 ? PyDict_SetItem(owned.get(), key.get(), i == 1 ? Py_None : Py_True)
                        : PyDict_DelItem(owned.get(), key.get());
     seen[i] = DictTag(dict);
-    if (status < 0 || seen[i] == seen[i - 1]) return Unexpected("a change of a dict does not move its version");
+    if (status < 0 || !Holds(Assumption::kDictVersion, seen[i] != seen[i - 1])) {
+      return Violated(Assumption::kDictVersion);
+    }
   }
   PyDict_GetItemWithError(owned.get(), key.get());
-  if (DictTag(dict) != seen[3]) return Unexpected("reading a dict moves its version");
+  if (DictTag(dict) != seen[3]) return Violated(Assumption::kDictVersion);
   return absl::OkStatus();
 }
 
 absl::Status CheckAttributes(PyObject* box_type) {
   OwnedRef one = OwnedRef::Steal(PyLong_FromLong(1000003)), two = OwnedRef::Steal(PyLong_FromLong(1000033));
   OwnedRef box = OwnedRef::Steal(one ? PyObject_CallOneArg(box_type, one.get()) : nullptr);
-  if (!box || !two) return Unexpected("an object cannot be made");
+  if (!box || !two) return Violated(Assumption::kTestProgram);
   PyDictObject* dict = InstanceDict(box.get());
-  if (dict == nullptr || dict->ma_used != 1) return Unexpected("an object's attributes cannot be found");
+  if (!Holds(Assumption::kInstanceDict, dict != nullptr && dict->ma_used == 1)) {
+    return Violated(Assumption::kInstanceDict);
+  }
   const uint64_t before = DictTag(dict);
-  if (PyObject_SetAttrString(box.get(), "x", two.get()) < 0 || DictTag(dict) == before ||
-      InstanceDict(box.get()) != dict) {
-    return Unexpected("a store to an attribute does not move the version of the object's dict");
+  if (PyObject_SetAttrString(box.get(), "x", two.get()) < 0 ||
+      !Holds(Assumption::kInstanceStore, DictTag(dict) != before) || InstanceDict(box.get()) != dict) {
+    return Violated(Assumption::kInstanceStore);
   }
 
   auto* type = reinterpret_cast<PyTypeObject*>(box_type);
   const uint32_t tag = TypeTag(type);
-  if (tag == 0 || CurrentTypeTag(type) != tag) return Unexpected("a class gets no version tag");
-  if (PyObject_SetAttrString(box_type, "unused", Py_None) < 0 || CurrentTypeTag(type) == tag || TypeTag(type) == 0 ||
-      TypeTag(type) == tag) {
-    return Unexpected("a change of a class does not move its version tag");
+  if (tag == 0 || CurrentTypeTag(type) != tag) return Violated(Assumption::kTypeVersion);
+  if (PyObject_SetAttrString(box_type, "unused", Py_None) < 0 ||
+      !Holds(Assumption::kTypeVersion, CurrentTypeTag(type) != tag) || TypeTag(type) == 0 || TypeTag(type) == tag) {
+    return Violated(Assumption::kTypeVersion);
   }
   return absl::OkStatus();
 }
@@ -157,16 +177,17 @@ absl::Status CheckAttributes(PyObject* box_type) {
 absl::Status CheckCodeLayout(PyObject* function) {
   auto* code = reinterpret_cast<PyCodeObject*>(reinterpret_cast<PyFunctionObject*>(function)->func_code);
   OwnedRef bytes = OwnedRef::Steal(PyCode_GetCode(code));
-  if (!bytes || PyBytes_GET_SIZE(bytes.get()) != Py_SIZE(code) * 2)
-    return Unexpected("code objects are laid out otherwise");
+  if (!bytes || !Holds(Assumption::kCodeLayout, PyBytes_GET_SIZE(bytes.get()) == Py_SIZE(code) * 2)) {
+    return Violated(Assumption::kCodeLayout);
+  }
   // a, c, b, d, e as the first locals; no cells, no free variables
   if (code->co_argcount != 2 || code->co_kwonlyargcount != 1 || code->co_nlocalsplus != 5 ||
       !PyTuple_Check(code->co_localsplusnames) || PyTuple_GET_SIZE(code->co_localsplusnames) != 5 ||
       !PyBytes_Check(code->co_localspluskinds) || PyBytes_GET_SIZE(code->co_localspluskinds) != 5) {
-    return Unexpected("code objects are laid out otherwise");
+    return Violated(Assumption::kCodeLayout);
   }
-  if (static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[0]) != compat::kResume) {
-    return Unexpected("functions do not begin with RESUME");
+  if (!Holds(Assumption::kResume, static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[0]) == compat::kResume)) {
+    return Violated(Assumption::kResume);
   }
   return absl::OkStatus();
 }
@@ -179,7 +200,7 @@ class CheckingSink : public ProbeSink {
         straight_(reinterpret_cast<PyCodeObject*>(reinterpret_cast<PyFunctionObject*>(straight)->func_code)),
         thread_(thread) {}
 
-  const char* wrong() const { return wrong_; }
+  Assumption wrong() const { return wrong_; }
   const std::vector<int>& straight_offsets() const { return straight_offsets_; }
   int num_resumes() const { return num_resumes_; }
   int num_yields() const { return num_yields_; }
@@ -187,19 +208,22 @@ class CheckingSink : public ProbeSink {
 
   void OnFrameEnter(const FrameView& frame, bool instrumented, const char* /*why_not*/) noexcept override {
     ++depth_;
-    Expect(instrumented, "a frame cannot be instrumented");
-    Expect(PyCode_Check(reinterpret_cast<PyObject*>(frame.code())), "a frame has no code");
-    Expect(frame.globals() == globals_, "a frame's globals are elsewhere");
-    Expect(frame.builtins() != nullptr && PyDict_Check(frame.builtins()), "a frame's builtins are elsewhere");
+    Expect(instrumented, Assumption::kInstrumentable);
+    Expect(PyCode_Check(reinterpret_cast<PyObject*>(frame.code())), Assumption::kFrameCode);
+    Expect(frame.globals() == globals_, Assumption::kFrameGlobals);
+    const bool is_function = (frame.code()->co_flags & CO_OPTIMIZED) != 0;
+    Expect(is_function ? frame.locals() == nullptr : frame.locals() != nullptr && PyDict_Check(frame.locals()),
+           Assumption::kFrameNamespace);
+    Expect(frame.builtins() != nullptr && PyDict_Check(frame.builtins()), Assumption::kFrameBuiltins);
     PyFunctionObject* function = frame.function();
     Expect(function != nullptr && function->func_code == reinterpret_cast<PyObject*>(frame.code()),
-           "a frame's function is elsewhere");
+           Assumption::kFrameFunction);
     FrameView caller = frame.previous();
-    if (depth_ > 1) Expect(static_cast<bool>(caller) && caller.globals() == globals_, "a frame's caller is elsewhere");
+    if (depth_ > 1) Expect(static_cast<bool>(caller) && caller.globals() == globals_, Assumption::kFrameCaller);
     if (frame.resumed()) {
       ++num_resumes_;
       PyObject* generator = frame.generator();
-      Expect(generator != nullptr && PyGen_CheckExact(generator), "a generator's frame is elsewhere");
+      Expect(generator != nullptr && PyGen_CheckExact(generator), Assumption::kFrameGenerator);
     }
     CheckRecursion(frame);
   }
@@ -209,49 +233,53 @@ class CheckingSink : public ProbeSink {
   void OnFrameLeave(const FrameView&, FrameExit exit, PyObject* result) noexcept override {
     --depth_;
     if (exit == FrameExit::kYielded) ++num_yields_;
-    Expect((exit == FrameExit::kRaised) == (result == nullptr), "a frame's result is elsewhere");
+    Expect((exit == FrameExit::kRaised) == (result == nullptr), Assumption::kFrameResult);
   }
 
   void OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept override {
-    Expect(site.op != Op::kUnknown, "an instruction is not known");
-    Expect(CurrentFrame(thread_).id() == frame.id(), "the current frame is elsewhere");
+    Expect(site.op != Op::kUnknown, Assumption::kInstructions);
+    Expect(CurrentFrame(thread_).id() == frame.id(), Assumption::kCurrentFrame);
     for (int i = 1; i <= site.depth; ++i) {
       PyObject* value = stack_top[-i];
-      if (value != nullptr)
-        Expect(Py_REFCNT(value) > 0 && Py_TYPE(Py_TYPE(value)) != nullptr, "the stack is elsewhere");
+      if (value != nullptr) Expect(Py_REFCNT(value) > 0 && Py_TYPE(Py_TYPE(value)) != nullptr, Assumption::kFrameStack);
     }
     if (frame.code() == straight_) {
       straight_offsets_.push_back(site.offset);
+      // Once for each instruction: looking for a line takes longer than all the rest.
+      if (straight_offsets_.size() < kMaxLines) {
+        Expect(frame.line() == ExactSourceLine(straight_, site.offset), Assumption::kFrameLine);
+      }
       PyObject* argument = frame.localsplus()[0];
       Expect(argument != nullptr && PyLong_CheckExact(argument) && PyLong_AsLong(argument) == 1,
-             "a frame's locals are elsewhere");
+             Assumption::kFrameLocals);
     }
     if (site.op == Op::kLoadAttr || site.op == Op::kLoadGlobal || site.op == Op::kLoadMethod) {
       PyObject* name = NameOperand(frame, site);
-      Expect(name != nullptr && PyUnicode_Check(name), "an instruction's name is elsewhere");
+      Expect(name != nullptr && PyUnicode_Check(name), Assumption::kInstructionNames);
     }
     CallSiteView call;
     if (DecodeCall(frame, site, stack_top, &call)) {
       ++num_calls_;
-      Expect(PyCallable_Check(call.callable) != 0, "a call's callable is elsewhere");
+      Expect(PyCallable_Check(call.callable) != 0, Assumption::kCallable);
       if (call.kwnames != nullptr) {
-        Expect(PyTuple_Check(call.kwnames) && PyTuple_GET_SIZE(call.kwnames) <= call.nargs,
-               "a call's keyword names are elsewhere");
+        Expect(PyTuple_Check(call.kwnames) && PyTuple_GET_SIZE(call.kwnames) <= call.nargs, Assumption::kCallKeywords);
       }
-      for (Py_ssize_t i = 0; i < call.nargs; ++i) Expect(call.args[i] != nullptr, "a call's arguments are elsewhere");
+      for (Py_ssize_t i = 0; i < call.nargs; ++i) Expect(call.args[i] != nullptr, Assumption::kCallArguments);
     }
     CallExView call_ex;
     if (DecodeCallEx(frame, site, stack_top, &call_ex)) {
       ++num_calls_;
       Expect(PyCallable_Check(call_ex.callable) != 0 && PyTuple_Check(call_ex.positional) &&
                  (call_ex.keywords == nullptr || PyDict_Check(call_ex.keywords)),
-             "a call's arguments are elsewhere");
+             Assumption::kCallArguments);
     }
   }
 
  private:
-  void Expect(bool condition, const char* otherwise) {
-    if (!condition && wrong_ == nullptr) wrong_ = otherwise;
+  static constexpr size_t kMaxLines = 20;
+
+  void Expect(bool condition, Assumption assumption) {
+    if (!Holds(assumption, condition) && wrong_ == Assumption::kNone) wrong_ = assumption;
   }
 
   // Nested calls must not use up the C recursion that the interpreter allows.
@@ -261,14 +289,14 @@ class CheckingSink : public ProbeSink {
 #else
     if (std::strcmp(PyUnicode_AsUTF8(frame.code()->co_name), "nest") != 0) return;
     if (nest_remaining_ == 0) nest_remaining_ = thread_->c_recursion_remaining;
-    Expect(thread_->c_recursion_remaining == nest_remaining_, "recursion is counted otherwise");
+    Expect(thread_->c_recursion_remaining == nest_remaining_, Assumption::kRecursion);
 #endif
   }
 
   PyObject* globals_;
   PyCodeObject* straight_;
   PyThreadState* thread_;
-  const char* wrong_ = nullptr;
+  Assumption wrong_ = Assumption::kNone;
   std::vector<int> straight_offsets_;
   int depth_ = 0, num_resumes_ = 0, num_yields_ = 0, num_calls_ = 0;
   [[maybe_unused]] int nest_remaining_ = 0;
@@ -292,8 +320,8 @@ absl::Status CheckExtent(PyObject* globals, PyThreadState* thread) {
   const CollectorPause pause;
   PyObject* program = PyDict_GetItemString(globals, "program");
   PyObject* straight = PyDict_GetItemString(globals, "straight");
-  OwnedRef expected = OwnedRef::Steal(PyObject_CallNoArgs(program));
-  if (!expected) return Unexpected("the test program fails");
+  OwnedRef expected = OwnedRef::Steal(PyObject_CallOneArg(program, Py_False));
+  if (!expected) return Violated(Assumption::kTestProgram);
 
   CheckingSink sink(globals, straight, thread);
   // Often enough for the interpreter to specialise the copies' instructions.
@@ -301,14 +329,13 @@ absl::Status CheckExtent(PyObject* globals, PyThreadState* thread) {
   for (int round = 0; round < kRounds; ++round) {
     absl::StatusOr<std::unique_ptr<TraceExtent>> extent = TraceExtent::Begin(&sink, Observers::kIgnore);
     if (!extent.ok()) return extent.status();
-    OwnedRef result = OwnedRef::Steal(PyObject_CallNoArgs(program));
+    OwnedRef result = OwnedRef::Steal(PyObject_CallOneArg(program, round == 0 ? Py_True : Py_False));
     absl::Status status = (*extent)->status();
     extent->reset();
-    if (!result || PyObject_RichCompareBool(result.get(), expected.get(), Py_EQ) != 1) {
-      return Unexpected("instrumented code computes something else");
-    }
-    if (!status.ok()) return Unexpected(std::string(status.message()));
-    if (sink.wrong() != nullptr) return Unexpected(sink.wrong());
+    const bool same = result && PyObject_RichCompareBool(result.get(), expected.get(), Py_EQ) == 1;
+    if (!Holds(Assumption::kSameResult, same)) return Violated(Assumption::kSameResult);
+    if (!Holds(Assumption::kProbes, status.ok())) return Violated(Assumption::kProbes);
+    if (sink.wrong() != Assumption::kNone) return Violated(sink.wrong());
   }
 
   auto* code = reinterpret_cast<PyCodeObject*>(reinterpret_cast<PyFunctionObject*>(straight)->func_code);
@@ -317,14 +344,15 @@ absl::Status CheckExtent(PyObject* globals, PyThreadState* thread) {
   constexpr int kCallsOfStraight = 3;
   bool complete = seen.size() == sites.size() * kCallsOfStraight * kRounds && !sites.empty();
   for (size_t i = 0; complete && i < seen.size(); ++i) complete = seen[i] == sites[i % sites.size()].offset;
-  if (!complete) return Unexpected("instructions run unannounced");
+  if (!Holds(Assumption::kAnnounced, complete)) return Violated(Assumption::kAnnounced);
   // generate(3): three values, then close() raises inside. generate(4) and the expression around it: four values and an
   // end for each.
   constexpr int kYields = 11, kResumes = 14;
-  if (sink.num_yields() != kYields * kRounds || sink.num_resumes() != kResumes * kRounds) {
-    return Unexpected("generators are resumed otherwise");
+  if (!Holds(Assumption::kGenerators,
+             sink.num_yields() == kYields * kRounds && sink.num_resumes() == kResumes * kRounds)) {
+    return Violated(Assumption::kGenerators);
   }
-  if (sink.num_calls() == 0) return Unexpected("calls run unannounced");
+  if (sink.num_calls() == 0) return Violated(Assumption::kAnnounced);
   return absl::OkStatus();
 }
 
@@ -347,12 +375,12 @@ def calls(target):
 calls(Callable())
 )";
   OwnedRef done = OwnedRef::Steal(PyRun_String(kCalls, Py_file_input, globals, globals));
-  if (!done) return Unexpected("the test program fails");
+  if (!done) return Violated(Assumption::kTestProgram);
   PyObject* type = PyDict_GetItemString(globals, "Callable");
   PyObject* calls = PyDict_GetItemString(globals, "calls");
   OwnedRef function = OwnedRef::Steal(PyObject_GetAttrString(type, "__call__"));
   OwnedRef target = OwnedRef::Steal(PyObject_CallNoArgs(type));
-  if (!function || !PyFunction_Check(function.get()) || !target) return Unexpected("the test program fails");
+  if (!function || !PyFunction_Check(function.get()) || !target) return Violated(Assumption::kTestProgram);
   auto* raw = reinterpret_cast<PyFunctionObject*>(function.get());
   g_forward = raw->vectorcall;
   g_num_counted = 0;
@@ -361,8 +389,8 @@ calls(Callable())
   compat::SetVectorcall(raw, g_forward);
   OwnedRef second = OwnedRef::Steal(PyObject_CallOneArg(calls, target.get()));
   if (!first || !second || PyLong_AsLong(first.get()) != 190 || PyLong_AsLong(second.get()) != 190 ||
-      g_num_counted != 20) {
-    return Unexpected("calls of a function pass by its vectorcall slot");
+      !Holds(Assumption::kVectorcall, g_num_counted == 20)) {
+    return Violated(Assumption::kVectorcall);
   }
   return absl::OkStatus();
 }
@@ -377,9 +405,10 @@ absl::Status RunChecks(PyThreadState* thread) {
     return absl::ResourceExhaustedError("out of memory");
   }
   OwnedRef defined = OwnedRef::Steal(PyRun_String(kProgram, Py_file_input, globals.get(), globals.get()));
-  if (!defined) return Unexpected("the test program does not compile");
+  if (!Holds(Assumption::kTestProgram, static_cast<bool>(defined))) return Violated(Assumption::kTestProgram);
   absl::Status status = CheckCodeLayout(PyDict_GetItemString(globals.get(), "straight"));
   if (status.ok()) status = CheckAttributes(PyDict_GetItemString(globals.get(), "Box"));
+  if (status.ok()) status = CheckLayouts(globals.get(), thread);
   if (status.ok()) status = CheckExtent(globals.get(), thread);
   if (status.ok()) status = CheckVectorcall(globals.get());
   PyDict_Clear(globals.get());  // functions and their globals hold each other

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "agent/assumptions.h"
 
 namespace cuvil::agent {
 namespace {
@@ -59,10 +60,6 @@ T Load(const char* base, ptrdiff_t offset) {
   return value;
 }
 
-absl::Status Unexpected(const char* what) {
-  return absl::FailedPreconditionError(absl::StrCat("this torch keeps ", what, " where it is not known"));
-}
-
 std::string TakeError() {
   PyObject* type = nullptr;
   PyObject* value = nullptr;
@@ -75,7 +72,7 @@ std::string TakeError() {
   const char* utf8 = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
   std::string message = utf8 != nullptr ? utf8 : "no message";
   PyErr_Clear();
-  return message;
+  return message.substr(0, message.find('\n'));
 }
 
 // Compares one element of a description made by the probe program.
@@ -119,7 +116,8 @@ absl::Status TensorBridgeCalibrator::MakeProbes() {
     return absl::ResourceExhaustedError(TakeError());
   }
   const OwnedRef done = OwnedRef::Steal(PyRun_String(kProbeProgram, Py_file_input, probes_.get(), probes_.get()));
-  if (!done) return absl::UnavailableError(absl::StrCat("probe tensors could not be made: ", TakeError()));
+  if (!done)
+    return absl::UnavailableError(absl::StrCat("probe tensors could not be made: ", TakeError(), "; ", kTorchAdvice));
   bridge_->tensor_type_ = reinterpret_cast<PyTypeObject*>(Probe("tensor_type"));
   bridge_->parameter_type_ = reinterpret_cast<PyTypeObject*>(Probe("parameter_type"));
   return absl::OkStatus();
@@ -127,10 +125,12 @@ absl::Status TensorBridgeCalibrator::MakeProbes() {
 
 absl::Status TensorBridgeCalibrator::FindWrap() {
   void* library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) return absl::UnavailableError("libtorch_python.so is not loaded");
+  if (library == nullptr)
+    return absl::UnavailableError(absl::StrCat("libtorch_python.so is not loaded; ", kTorchAdvice));
   bridge_->wrap_ =
       reinterpret_cast<PyObject* (*)(const void*)>(dlsym(library, "_Z16THPVariable_WrapRKN2at10TensorBaseE"));
-  if (bridge_->wrap_ == nullptr) return absl::UnavailableError("this torch does not export THPVariable_Wrap");
+  if (bridge_->wrap_ == nullptr)
+    return absl::UnavailableError(absl::StrCat("this torch does not export THPVariable_Wrap; ", kTorchAdvice));
   return absl::OkStatus();
 }
 
@@ -139,13 +139,18 @@ absl::Status TensorBridgeCalibrator::FindCell() {
   const auto delete_tensor =
       torch == nullptr ? nullptr
                        : reinterpret_cast<int32_t (*)(void*)>(dlsym(torch, "aoti_torch_delete_tensor_object"));
-  if (delete_tensor == nullptr) return absl::UnavailableError("libtorch_cpu.so has no aoti_torch_delete_tensor_object");
+  if (delete_tensor == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("libtorch_cpu.so has no aoti_torch_delete_tensor_object; ", kTorchAdvice));
+  }
   PyObject* capsules = Probe("capsules");
   const char* names[] = {"plain", "row"};
   for (int i = 0; i < 2; ++i) {
     void* handle = PyCapsule_GetPointer(PyList_GetItem(capsules, i), nullptr);
-    if (handle == nullptr) return absl::UnavailableError(absl::StrCat("no tensor handle: ", TakeError()));
-    const void* impl = *static_cast<void**>(handle);
+    if (handle == nullptr)
+      return absl::UnavailableError(absl::StrCat("no tensor handle: ", TakeError(), "; ", kTorchAdvice));
+    // A corrupted assumption looks for something that is not there.
+    const void* impl = Corrupted(Assumption::kTensorCell) ? handle : *static_cast<void**>(handle);
     delete_tensor(handle);
     const auto* object = reinterpret_cast<const char*>(Probe(names[i]));
     const auto size = static_cast<ptrdiff_t>(Py_TYPE(Probe(names[i]))->tp_basicsize);
@@ -153,8 +158,8 @@ absl::Status TensorBridgeCalibrator::FindCell() {
     while (offset + static_cast<ptrdiff_t>(sizeof(void*)) <= size && Load<const void*>(object, offset) != impl) {
       offset += static_cast<ptrdiff_t>(sizeof(void*));
     }
-    if (offset + static_cast<ptrdiff_t>(sizeof(void*)) > size) return Unexpected("the tensor of a Python object");
-    if (i > 0 && offset != bridge_->cell_offset_) return Unexpected("the tensor of a Python object");
+    if (offset + static_cast<ptrdiff_t>(sizeof(void*)) > size) return Violated(Assumption::kTensorCell);
+    if (i > 0 && offset != bridge_->cell_offset_) return Violated(Assumption::kTensorCell);
     bridge_->cell_offset_ = offset;
   }
   return absl::OkStatus();
@@ -163,7 +168,7 @@ absl::Status TensorBridgeCalibrator::FindCell() {
 absl::Status TensorBridgeCalibrator::FindGeometry() {
   // SizesAndStrides: the dimension, then room for five sizes and five strides (or a pointer to more). The storage
   // offset, the element count, the dtype, the device and the bit fields follow.
-  const int64_t pattern[] = {3, 3, 5, 7};
+  const int64_t pattern[] = {3, 3, 5, Corrupted(Assumption::kTensorSizes) ? 8 : 7};
   const int64_t strides[] = {35, 7, 1};
   const char* impl = Impl("plain");
   ptrdiff_t at = 48;
@@ -173,32 +178,37 @@ absl::Status TensorBridgeCalibrator::FindGeometry() {
       break;
     }
   }
-  if (at + 120 > kSearchedBytes) return Unexpected("sizes and strides");
+  if (at + 120 > kSearchedBytes) return Violated(Assumption::kTensorSizes);
   bridge_->sizes_and_strides_ = at;
   bridge_->storage_offset_ = at + 88;
   bridge_->dtype_ = at + 104;
-  if (Load<int64_t>(impl, at + 96) != 105) return Unexpected("the element count");
+  if (!Holds(Assumption::kTensorCount, Load<int64_t>(impl, at + 96) == 105)) {
+    return Violated(Assumption::kTensorCount);
+  }
   const char* row = Impl("row");
-  if (Load<int64_t>(row, bridge_->storage_offset_) != 50 || Load<int64_t>(row, at + 96) != 12) {
-    return Unexpected("the storage offset");
+  if (!Holds(Assumption::kTensorOffset, Load<int64_t>(row, bridge_->storage_offset_) == 50) ||
+      Load<int64_t>(row, at + 96) != 12) {
+    return Violated(Assumption::kTensorOffset);
   }
   const uint8_t device[] = {0, 0xff, 1};
-  if (std::memcmp(impl + bridge_->dtype_ + 2, device, sizeof(device)) != 0) return Unexpected("the device");
+  if (!Holds(Assumption::kTensorDevice, std::memcmp(impl + bridge_->dtype_ + 2, device, sizeof(device)) == 0)) {
+    return Violated(Assumption::kTensorDevice);
+  }
   return absl::OkStatus();
 }
 
 absl::Status TensorBridgeCalibrator::FindKeys() {
-  const auto keys = static_cast<uint64_t>(Number("plain_keys"));
+  const auto keys = static_cast<uint64_t>(Number("plain_keys")) + (Corrupted(Assumption::kTensorKeys) ? 1 : 0);
   const auto conjugate = static_cast<uint64_t>(Number("conjugate_keys"));
   const auto inference = static_cast<uint64_t>(Number("inference_keys"));
-  if (keys == conjugate || keys == inference) return Unexpected("dispatch keys");
+  if (keys == conjugate || keys == inference) return Violated(Assumption::kTensorKeys);
   ptrdiff_t at = bridge_->dtype_;
   while (at + 8 <= kSearchedBytes &&
          (Load<uint64_t>(Impl("plain"), at) != keys || Load<uint64_t>(Impl("conjugate"), at) != conjugate ||
           Load<uint64_t>(Impl("inference"), at) != inference)) {
     at += 8;
   }
-  if (at + 8 > kSearchedBytes) return Unexpected("dispatch keys");
+  if (at + 8 > kSearchedBytes) return Violated(Assumption::kTensorKeys);
   bridge_->key_set_ = at;
   bridge_->differentiable_keys_ = keys & ~inference;
   return absl::OkStatus();
@@ -206,32 +216,36 @@ absl::Status TensorBridgeCalibrator::FindKeys() {
 
 absl::Status TensorBridgeCalibrator::CheckStorage() {
   const auto storage = [&](const char* name) { return Load<const char*>(Impl(name), TensorBridge::kStorage); };
-  if (storage("plain") == nullptr || storage("plain") != storage("row") || storage("plain") == storage("deep")) {
-    return Unexpected("the storage");
+  if (storage("plain") == nullptr || !Holds(Assumption::kTensorStorage, storage("plain") == storage("row")) ||
+      storage("plain") == storage("deep")) {
+    return Violated(Assumption::kTensorStorage);
   }
   // StorageImpl: data pointer at 16; the size in bytes is found by its value in two storages.
+  const int64_t bytes_of_plain = 3 * 5 * 7 * (Corrupted(Assumption::kStorageSize) ? 8 : 4);
   ptrdiff_t at = 24;
-  while (at < 96 && (Load<int64_t>(storage("plain"), at) != 3 * 5 * 7 * 4 ||
+  while (at < 96 && (Load<int64_t>(storage("plain"), at) != bytes_of_plain ||
                      Load<int64_t>(storage("deep"), at) != 2 * 3 * 2 * 5 * 2 * 7 * 2 * 2)) {
     at += 8;
   }
-  if (at >= 96) return Unexpected("the size of a storage");
+  if (at >= 96) return Violated(Assumption::kStorageSize);
   bridge_->bytes_in_storage_ = at;
   return absl::OkStatus();
 }
 
 absl::Status TensorBridgeCalibrator::CheckAutograd() {
   const auto meta = [&](const char* name) { return Load<const void*>(Impl(name), TensorBridge::kAutogradMeta); };
-  if (meta("plain") != nullptr || meta("leaf") == nullptr || meta("derived") == nullptr) {
-    return Unexpected("autograd metadata");
+  if (!Holds(Assumption::kTensorAutograd, meta("plain") == nullptr) || meta("leaf") == nullptr ||
+      meta("derived") == nullptr) {
+    return Violated(Assumption::kTensorAutograd);
   }
   return absl::OkStatus();
 }
 
 absl::Status TensorBridgeCalibrator::CheckVersions() {
   const auto counter = [&](const char* name) { return Load<const void*>(Impl(name), TensorBridge::kVersionCounter); };
-  if (counter("inference") != nullptr || counter("bumped") == nullptr || counter("bumped") != counter("bumped_view")) {
-    return Unexpected("version counters");
+  if (!Holds(Assumption::kTensorVersion, counter("inference") == nullptr) || counter("bumped") == nullptr ||
+      counter("bumped") != counter("bumped_view")) {
+    return Violated(Assumption::kTensorVersion);
   }
   return absl::OkStatus();
 }
@@ -257,18 +271,18 @@ absl::Status TensorBridgeCalibrator::CrossCheck() {
         PyLong_AsSize_t(item(8)) == bridge_->StorageBytes(tensor) &&
         PyLong_AsLongLong(item(9)) == (has_version ? static_cast<long long>(version) : -1) &&  // NOLINT: Python's type
         meta.flags == 0 && bridge_->SameMeta(tensor, meta);
-    if (PyErr_Occurred() != nullptr || !same) {
+    if (PyErr_Occurred() != nullptr || !Holds(Assumption::kTensorMetadata, same)) {
       PyErr_Clear();
-      return absl::FailedPreconditionError(
-          absl::StrCat("the metadata read from the probe tensor '", text, "' differs from what torch says"));
+      return Violated(Assumption::kTensorMetadata);
     }
   }
-  if (bridge_->SameMeta(bridge_->FromPyObject(Probe("plain")), bridge_->Read(bridge_->FromPyObject(Probe("row")))) ||
+  if (Corrupted(Assumption::kTensorDifference) ||
+      bridge_->SameMeta(bridge_->FromPyObject(Probe("plain")), bridge_->Read(bridge_->FromPyObject(Probe("row")))) ||
       bridge_->SameMeta(bridge_->FromPyObject(Probe("plain")),
                         bridge_->Read(bridge_->FromPyObject(Probe("inference")))) ||
       bridge_->SameMeta(bridge_->FromPyObject(Probe("complex_")),
                         bridge_->Read(bridge_->FromPyObject(Probe("conjugate"))))) {
-    return Unexpected("what tells tensors apart");
+    return Violated(Assumption::kTensorDifference);
   }
   return absl::OkStatus();
 }
@@ -276,9 +290,9 @@ absl::Status TensorBridgeCalibrator::CrossCheck() {
 absl::Status TensorBridgeCalibrator::CheckRoundTrip() {
   PyObject* plain = Probe("plain");
   const OwnedRef same = OwnedRef::Steal(bridge_->wrap_(bridge_->FromPyObject(plain).handle()));
-  if (same.get() != plain) {
+  if (!Holds(Assumption::kTensorWrap, same.get() == plain)) {
     PyErr_Clear();
-    return absl::FailedPreconditionError("THPVariable_Wrap does not give the Python object of a tensor");
+    return Violated(Assumption::kTensorWrap);
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "agent/capture.h"
 #include "agent/collector_pause.h"
 #include "agent/cpython_compat.h"
 #include "agent/frame_hook.h"
@@ -66,21 +67,10 @@ absl::Status CheckPython() {
 #ifdef Py_DEBUG
   return absl::UnimplementedError("this is a debug build of Python, whose object layout Cuvil does not support");
 #endif
-  return InterpreterSelfTest();
-}
-
-// The plain function behind torch.nn.Module.__call__.
-absl::StatusOr<OwnedRef> ModuleCallFunction(PyObject* torch) {
-  const OwnedRef nn = OwnedRef::Steal(PyObject_GetAttrString(torch, "nn"));
-  const OwnedRef module = nn ? OwnedRef::Steal(PyObject_GetAttrString(nn.get(), "Module")) : OwnedRef();
-  OwnedRef function = module ? OwnedRef::Steal(PyObject_GetAttrString(module.get(), "__call__")) : OwnedRef();
-  if (!function) return absl::FailedPreconditionError(absl::StrCat("torch.nn.Module.__call__: ", TakeError()));
-  if (!PyFunction_Check(function.get())) {
-    return absl::FailedPreconditionError(absl::StrCat("torch.nn.Module.__call__ was replaced by a ",
-                                                      Py_TYPE(function.get())->tp_name,
-                                                      ", so module calls cannot be intercepted"));
-  }
-  return function;
+  const absl::Status status = InterpreterSelfTest();
+  if (!absl::IsFailedPrecondition(status)) return status;
+  // Not the interpreter is at fault, but what else is at work in it.
+  return absl::FailedPreconditionError(absl::StrCat(status.message(), "; call enable() when that is over"));
 }
 
 // Registered with atexit, so it runs before the interpreter takes anything down.
@@ -165,7 +155,7 @@ absl::Status Enable() {
   if (!torch) return absl::FailedPreconditionError(absl::StrCat("torch cannot be imported: ", TakeError()));
   if (absl::Status status = CheckTorchVersion(torch.get()); !status.ok()) return status;
   if (absl::Status status = lifecycle.tracer.initialize(); !status.ok()) return status;
-  absl::StatusOr<OwnedRef> function = ModuleCallFunction(torch.get());
+  absl::StatusOr<OwnedRef> function = FindModuleCall();
   if (!function.ok()) return function.status();
   if (absl::Status status = RegisterExitHandlers(); !status.ok()) return status;
   if (absl::Status status = Interception::Install(function->get(), OnModuleCall); !status.ok()) return status;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "agent/assumptions.h"
 #include "agent/boundary.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/activation.h"
@@ -197,6 +198,23 @@ PyObject* FaultPointsBinding(PyObject*, PyObject*) noexcept {
   });
 }
 
+PyObject* CorruptAssumptionBinding(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const char* name;
+    if (!PyArg_ParseTuple(arguments, "s:_corrupt_assumption", &name)) return OwnedRef();
+    if (absl::Status status = CorruptAssumption(name); !status.ok()) return status;
+    return None();
+  });
+}
+
+PyObject* AssumptionsBinding(PyObject*, PyObject*) noexcept {
+  return Boundary([] {
+    RecordList names;
+    for (const std::string& name : AssumptionNames()) names.Add(Record::Text(name));
+    return names.Take();
+  });
+}
+
 // Waits until the background thread has nothing to do, so that tests need not sleep.
 PyObject* QuiesceBinding(PyObject*, PyObject*) noexcept {
   return Boundary([] {
@@ -227,6 +245,8 @@ PyMethodDef kMethods[] = {
     {"_dispatch_times", DispatchTimesBinding, METH_VARARGS, nullptr},
     {"_fault_inject", FaultInjectBinding, METH_VARARGS, nullptr},
     {"_fault_points", FaultPointsBinding, METH_NOARGS, nullptr},
+    {"_assumptions", AssumptionsBinding, METH_NOARGS, nullptr},
+    {"_corrupt_assumption", CorruptAssumptionBinding, METH_VARARGS, nullptr},
     {"_quiesce", QuiesceBinding, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "agent/assumptions.h"
 #include "agent/capture.h"
 #include "agent/dispatch_keys.h"
 #include "agent/gil.h"
@@ -262,7 +263,9 @@ TracedCall TraceWithCapture(PyObject*, const CallArgs& call, vectorcallfunc orig
 }
 
 absl::Status Initialize() {
-  if (const auto& api = LoadedApi(); !api.ok()) return api.status();
+  if (const auto& api = LoadedApi(); !api.ok()) {
+    return absl::Status(api.status().code(), absl::StrCat(api.status().message(), "; ", kTorchAdvice));
+  }
   return InitializeCapture();
 }
 

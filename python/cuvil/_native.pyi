@@ -66,5 +66,11 @@ def _fault_inject(name: str, count: int = ..., /) -> None:
 def _fault_points() -> list[str]:
     """For tests: the names of the stage boundaries."""
 
+def _assumptions() -> list[str]:
+    """For tests: the names of what the self-tests at enable() check."""
+
+def _corrupt_assumption(name: str, /) -> None:
+    """For tests, before the process's first enable(): makes the named assumption wrong; "" undoes it."""
+
 def _quiesce() -> None:
     """For tests: waits until the background thread has nothing to do."""

@@ -17,6 +17,9 @@ class SelfTest {
  public:
   static absl::Status Run(TorchApi& api);
 
+  // For tests, before the one call: the first result is expected to be another one.
+  static inline bool expects_other_results = false;
+
  private:
   // Finds the bit that makes a 0-dim tensor a wrapped number, by looking at what type promotion then does.
   static absl::Status CalibrateWrappedNumbers(TorchApi& api);

@@ -60,7 +60,9 @@ def test_a_torch_of_no_known_version() -> None:
 
 def test_a_replaced_module_call() -> None:
     told = says(change="import functools; torch.nn.Module.__call__ = functools.partial(lambda *a: None)")
-    assert told == "torch.nn.Module.__call__ is no plain function; remove what replaced it before enable()"
+    assert told == (
+        "torch.nn.Module.__call__ is a functools.partial, no plain function; remove what replaced it before enable()"
+    )
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.11.0+cpu", "3.0.0"])
