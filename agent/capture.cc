@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
@@ -85,7 +86,7 @@ std::string Capture::LastFailure() const { return last_failure_; }
 
 bool Capture::CollectTensors(const CallArgs& call, PinnedTensors* pins, std::vector<torch_abi::TensorRef>* inputs,
                              absl::Span<const torch_abi::TensorRef>* captured) {
-  std::vector<PyObject*> objects;
+  absl::InlinedVector<PyObject*, 8> objects;
   if (!inputs_->CollectTensors(call, &objects)) return false;
   const TensorBridge& bridge = Bridge();
   for (PyObject* object : objects) {

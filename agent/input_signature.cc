@@ -247,7 +247,7 @@ bool InputSignature::Matches(const CallArgs& call) const {
   return true;
 }
 
-bool InputSignature::CollectTensors(const CallArgs& call, std::vector<PyObject*>* tensors) const {
+bool InputSignature::CollectTensors(const CallArgs& call, absl::InlinedVector<PyObject*, 8>* tensors) const {
   if (!Walk(call, false)) return false;
   for (size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].kind == Kind::kTensor) tensors->push_back(seen_[i]);

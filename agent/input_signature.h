@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "agent/capture.h"
 #include "agent/guards.h"
 #include "agent/tensor_bridge.h"
@@ -29,7 +30,7 @@ class InputSignature {
 
   bool Matches(const CallArgs& call) const;
   // The graph's input tensors, in order; borrowed. False if the arguments have lost their structure meanwhile.
-  bool CollectTensors(const CallArgs& call, std::vector<PyObject*>* tensors) const;
+  bool CollectTensors(const CallArgs& call, absl::InlinedVector<PyObject*, 8>* tensors) const;
   // The argument object (tensor or container) at a position of the walk over the arguments.
   PyObject* ObjectAt(const CallArgs& call, uint32_t position) const;
   // Position of a container or tensor that the signature describes, by identity at trace time; -1 if none.
