@@ -2,10 +2,11 @@
 # Everything that continuous integration checks, on every Python from 3.11 to 3.13 that is found.
 #
 #   lint      formatting, style, types, layering
-#   cpp       GoogleTest binaries of every folder, plain
+#   cpp       GoogleTest binaries of every folder, plain; one build with the benchmarks
 #   tsan      what lies below the agent, under ThreadSanitizer
 #   asan      everything in C++ under AddressSanitizer, and the extension under Python
 #   clang     one build with Clang's thread-safety analysis as errors, and what lies below the agent in it
+#   llvm19    what uses LLVM, compiled with LLVM 19 where that is installed beside 22
 #   wheels    a wheel for each Python: size, linkage, loads in every patch release found
 #   python    pytest on each Python; torch 2.11 on 3.11 and 3.12, the newest on 3.13
 #
@@ -20,7 +21,7 @@ cd "$(dirname "$0")/.."
 . scripts/progress.sh
 
 stages=("$@")
-((${#stages[@]})) || stages=(lint cpp tsan asan clang wheels python)
+((${#stages[@]})) || stages=(lint cpp tsan asan clang llvm19 wheels python)
 jobs="${CUVIL_JOBS:-$(nproc)}"
 export CUVIL_JOBS="$jobs"
 logs="$PWD/build/logs"
@@ -86,12 +87,13 @@ environment() {
   fi
 }
 
-# build <tag> <cmake arguments...>
+# build <tag> <cmake arguments...>: all targets, or those in build_targets
+build_targets=()
 build() {
   local tag="$1"
   shift
   step "$logs/cmake-$tag.log" "$tag: configuring" cmake -S . -B "build/$tag" "${common[@]}" "$@"
-  step "$logs/ninja-$tag.log" "$tag: building" ninja -C "build/$tag" -k 0 -j "$jobs"
+  step "$logs/ninja-$tag.log" "$tag: building" ninja -C "build/$tag" -k 0 -j "$jobs" "${build_targets[@]}"
 }
 first="${versions[0]}"
 # unit_tests <tag> <version> <ctest arguments...>: with the torch of that Python's environment
@@ -112,7 +114,8 @@ fi
 
 if wants cpp || wants python; then
   for version in "${versions[@]}"; do
-    build "$(tag_of "$version")" -DPython_EXECUTABLE="${python[$version]}"
+    build "$(tag_of "$version")" -DPython_EXECUTABLE="${python[$version]}" \
+      -DCUVIL_BUILD_BENCHMARKS="$([[ "$version" == "$first" ]] && echo ON || echo OFF)"
     if [[ "$version" == "$first" ]]; then
       step "$logs/headers.log" "every header compiles alone" ninja -C "build/$(tag_of "$version")" -j "$jobs" all_verify_interface_header_sets
       unit_tests "$(tag_of "$version")" "$version"
@@ -134,6 +137,21 @@ if wants clang; then
   build ci-clang -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0 -DCMAKE_CXX_FLAGS_DEBUG=-O0 \
     -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DPython_EXECUTABLE="${python[$first]}"
   unit_tests ci-clang "$first"
+fi
+
+if wants llvm19; then
+  if [[ "$llvm" != 19 && -d /usr/lib/llvm-19/lib/cmake/llvm ]]; then
+    # All but jit/ comes from the compiler's cache.
+    build_targets=(_native cuvil_python_tree jit_test)
+    build ci-llvm19 -DPython_EXECUTABLE="${python[$first]}" -DCUVIL_LLVM_DIR=/usr/lib/llvm-19/lib/cmake/llvm
+    build_targets=()
+    step "$logs/ctest-ci-llvm19.log" "ci-llvm19: C++ tests of jit/" \
+      ctest --test-dir build/ci-llvm19 --output-on-failure --no-tests=error -R '^jit_test$'
+    step "$logs/llvm19.log" "ci-llvm19: a kernel" env PYTHONPATH=build/ci-llvm19/python "${python[$first]}" -c \
+      'import cuvil._native as n; k = n.llvm_self_test(); print(k); assert k["version"].startswith("19."), k'
+  else
+    say "LLVM 19: $([[ "$llvm" == 19 ]] && echo "is what everything was built with" || echo "not installed (apt-get install llvm-19-dev); not tried")"
+  fi
 fi
 
 if wants cpp || wants python; then
