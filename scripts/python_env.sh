@@ -6,12 +6,18 @@
 # torch version and linked into every environment that has the same one.
 #
 # Usage: scripts/python_env.sh <python> [<torch requirements>]
+#        scripts/python_env.sh --existing <python>      makes nothing; prints nothing where there is none
 #   CUVIL_ENV_3_11 (_3_12, _3_13)   an existing environment to use instead, unchanged
 #   CUVIL_CACHE                     default ${XDG_CACHE_HOME:-~/.cache}/cuvil
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 . "$here/progress.sh"
 
+existing=0
+if [[ "$1" == --existing ]]; then
+  existing=1
+  shift
+fi
 python="$1"
 version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 # The oldest and the newest torch that are tested, on different Pythons.
@@ -28,6 +34,10 @@ cache="${CUVIL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cuvil}"
 requirements_hash="$(cat "$here/requirements/common.txt" "$torch" | sha256sum | cut -c1-12)"
 interpreter_hash="$("$python" -c 'import os, sys; print(sys.version, os.path.realpath(sys.executable))' | sha256sum | cut -c1-6)"
 env="$cache/env/py$version-$interpreter_hash-$requirements_hash"
+if ((existing)); then
+  if [[ -f "$env/READY" ]]; then echo "$env"; fi
+  exit 0
+fi
 # Environments without an interpreter of their own are told apart by the requirements of torch alone.
 nvidia="$cache/nvidia/$(basename "$torch" .txt)-$(sha256sum <"$torch" | cut -c1-12)"
 readonly keep_days=14

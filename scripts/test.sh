@@ -7,7 +7,7 @@
 #   asan      everything in C++ under AddressSanitizer, and the extension under Python
 #   clang     one build with Clang's thread-safety analysis as errors, and what lies below the agent in it
 #   llvm19    what uses LLVM, compiled with LLVM 19 where that is installed beside 22
-#   wheels    a wheel for each Python: size, linkage, loads in every patch release found
+#   wheels    a wheel for each Python: size, linkage, serves a model in every patch release found
 #   python    pytest on each Python; torch 2.11 on 3.11 and 3.12, the newest on 3.13
 #
 # Usage: scripts/test.sh [<stage>...]     all stages by default
@@ -61,7 +61,7 @@ fi
 ((${#versions[@]})) || die "no Python from 3.11 to 3.13 with headers was found"
 
 # Environments download while the compiler works. One after the other: they share torch's CUDA libraries.
-if wants python || wants lint || wants cpp || wants tsan || wants asan || wants clang; then
+if wants python || wants lint || wants cpp || wants tsan || wants asan || wants clang || wants wheels; then
   rm -f "$logs"/env-*.done
   (
     for version in "${versions[@]}"; do
@@ -162,6 +162,7 @@ if wants cpp || wants python; then
 fi
 
 if wants wheels; then
+  for version in "${versions[@]}"; do environment "$version"; done
   # The same flags as above, so that nothing is compiled again.
   CUVIL_WERROR=ON scripts/wheels.sh "${versions[@]}"
 fi

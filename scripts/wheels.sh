@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Builds one wheel for each Python from 3.11 to 3.13 into dist/ and checks its size and linkage.
+# Builds one wheel for each Python from 3.11 to 3.13 into dist/ and checks its size and linkage, and that it works in
+# every patch release of its Python that is found (tests/wheel_check.py).
 #
 # Usage: scripts/wheels.sh [<version>...]
-#   CI=true   a Python that cannot be found is an error instead of a message
+#   CI=true   a Python that cannot be found, or that has no environment with torch (scripts/python_env.sh), is an error
+#             instead of a message
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/progress.sh
@@ -58,10 +60,20 @@ for version in "${versions[@]}"; do
   if [[ -d "$unpacked/cuvil/_native" ]]; then die "$wheel has the C++ sources of the extension"; fi
   step "$logs/wheel-$tag-linkage.log" "Python $version: checking what the wheel's extension links" \
     env CUVIL_LINKAGE_FILES="$(ls "$unpacked"/cuvil/_native*.so)" "$env/bin/python" -m pytest -q tests/linkage_test.py
-  # Every patch release of a Python must load the same wheel.
+  # Every patch release of a Python must run the same wheel. It borrows pytest from the environment of another one, and
+  # torch where there is an environment with it.
+  torch_env="$(scripts/python_env.sh --existing "$python")"
+  if [[ -z "$torch_env" ]]; then
+    [[ "${CI:-}" != true ]] || die "Python $version: CI needs an environment with torch to try the wheel in"
+    say "  Python $version: no environment with torch; the wheel serves no model here"
+  fi
+  site="$("${torch_env:-$env}/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
   scripts/find_python.sh "$version" | while read -r other; do
-    PYTHONPATH="$unpacked" "$other" -c 'import cuvil._native as n; n.llvm_self_test()' ||
-      die "$wheel does not load in $other"
+    release="$("$other" -c 'import platform; print(platform.python_version())')"
+    # From another folder, so that nothing is imported from the source tree.
+    step "$logs/wheel-$tag-$release.log" "Python $release: trying the wheel${torch_env:+ with torch}" \
+      env -C "$unpacked" PYTHONPATH="$unpacked:$site" CUVIL_CHECK_TORCH="${torch_env:+1}" \
+      "$other" -m pytest -q -p no:cacheprovider "$PWD/tests/wheel_check.py"
   done
   rm -rf "$unpacked"
 done
