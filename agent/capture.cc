@@ -63,7 +63,8 @@ bool Capture::MatchesInputs(const CallArgs& call) const { return inputs_->Matche
 
 bool Capture::GuardsHold() {
   if (!TorchStateReader::Is(torch_state_)) {
-    last_failure_ = "torch's ambient state (grad mode, inference mode, autocast, default dtype, modes)";
+    last_failure_ =
+        "torch's ambient state (grad mode, inference mode, autocast, default dtype, modes, floating-point mode)";
     return false;
   }
   if (!guards_->Hold()) {

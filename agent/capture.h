@@ -109,6 +109,8 @@ class Capture {
   const cir::Graph& graph() const { return trace_.graph; }
   // Constant tensors of the graph, in order; owned by the capture and never written.
   const std::vector<torch_abi::TensorRef>& constants() const { return constants_; }
+  // scheduler::FloatingPointMode() of the traced thread, which the guards compare.
+  uint32_t floating_point_mode() const { return torch_state_.floating_point_mode; }
   bool has_random_ops() const { return has_random_ops_; }
   // Some result shows memory that nobody wrote (torch.empty), so that two eager runs may differ.
   bool has_uninitialized_memory() const { return has_uninitialized_memory_; }

@@ -13,6 +13,7 @@
 #include "agent/py_ref.h"
 #include "agent/torch_state.h"
 #include "jit/cir/op_traits.h"
+#include "jit/cir/reproducible.h"
 #include "jit/cir/schema.h"
 
 namespace cuvil::agent {
@@ -593,7 +594,9 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
   }
   if (op.effects.is_random) has_random_ops_ = true;
   bool random = op.effects.is_random;
-  bool constant = lifted || (!random && !cir::IsUninitialized(op) && AllConstant(op.operands));
+  // Python may read such a tensor while it is traced: it must be the same in every call.
+  bool constant = lifted || (!random && !cir::IsUninitialized(op) && AllConstant(op.operands) &&
+                             cir::IsReproducible(graph_.graph(), op));
   if (!constant && cir::HasDynamicShape(graph_.graph(), op)) {
     tracer_->Refuse("data-read", absl::StrCat(schema.name, " makes a tensor whose size depends on data"),
                     "use masks instead of selecting elements");

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/py_ref.h"
+#include "scheduler/floating_point_mode.h"
 
 namespace cuvil::agent {
 namespace {
@@ -132,6 +133,7 @@ TorchState TorchStateReader::Read() {
   state.default_dtype = PyObject_CallNoArgs(g.get_default_dtype);
   if (state.default_dtype == nullptr) PyErr_Clear();
   Py_XDECREF(state.default_dtype);
+  state.floating_point_mode = scheduler::FloatingPointMode();
   if (NativeTorchStateReader::available()) state.native = NativeTorchStateReader::Read();
   return state;
 }
@@ -139,7 +141,8 @@ TorchState TorchStateReader::Read() {
 bool TorchStateReader::Is(const TorchState& state) {
   // A function mode has an identity that only Python shows.
   if (!NativeTorchStateReader::available() || state.native.function_modes != 0) return Read() == state;
-  return NativeTorchStateReader::Read() == state.native && ForwardAdActive() == state.forward_ad;
+  return scheduler::FloatingPointMode() == state.floating_point_mode &&
+         NativeTorchStateReader::Read() == state.native && ForwardAdActive() == state.forward_ad;
 }
 
 absl::Status TorchStateReader::NativeStatus() { return G().native_status; }

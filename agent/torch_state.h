@@ -27,6 +27,8 @@ struct TorchState {
   // torch.set_default_device()'s function mode when it is the only one active; compared by address. What it holds is
   // read by its Python code, so the guards cover it.
   PyObject* default_device_mode = nullptr;
+  // Of the thread, not of torch: what is computed once for all calls was rounded in it.
+  uint32_t floating_point_mode = 0;
   // All zeros where libtorch's own functions are not used.
   NativeTorchState native;
 

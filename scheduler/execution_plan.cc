@@ -8,9 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "jit/cir/op_traits.h"
+#include "jit/cir/reproducible.h"
 #include "jit/cir/text.h"
 #include "jit/cir/verifier.h"
 #include "memory/plan_verifier.h"
+#include "scheduler/floating_point_mode.h"
 #include "scheduler/in_place.h"
 #include "scheduler/torch/warning_notice.h"
 
@@ -67,6 +69,7 @@ class PlanBuilder {
   }
 
   absl::StatusOr<std::shared_ptr<const ExecutionPlan>> Build() {
+    const FloatingPointModeScope mode(options_.floating_point_mode);
     if (absl::Status s = cir::Verify(graph()); !s.ok()) return s;
     // Whoever runs the left out operators may look at anything.
     if (options_.write_in_place && options_.left_out_ops.empty()) {
@@ -281,9 +284,10 @@ class PlanBuilder {
     return absl::OkStatus();
   }
 
-  // Computes the operator now if it can only ever give the same. False leaves everything as it was.
+  // Computes the operator now if it can only ever give the same where the plan serves: grad mode, inference mode,
+  // autocast, default dtype and floating-point mode are guarded. False leaves everything as it was.
   bool Fold(const Op& op) {
-    if (!options_.fold_constants || !cir::IsPure(op)) return false;
+    if (!options_.fold_constants || !cir::IsPure(op) || !cir::IsReproducible(graph(), op)) return false;
     for (const ValueId id : cir::OperandValues(op)) {
       if (!is_constant_[id.index]) return false;
     }

@@ -45,6 +45,8 @@ struct BuildOptions {
   // Number of the dispatch key that tracks views and versions; factories run without it, as torch's Python functions
   // do (cir::IsUntrackedFactory). Negative: they run with it.
   int32_t view_tracking_key = -1;
+  // FloatingPointMode() of the traced thread: constants are computed in it, whichever thread builds.
+  uint32_t floating_point_mode = 0;
   size_t max_folded_bytes = size_t{16} << 20;  // of one folded result; larger ones are cheap to make compared to keep
 };
 

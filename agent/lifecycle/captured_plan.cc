@@ -281,6 +281,7 @@ scheduler::BuildOptions PlanOptions(const Capture& capture, const torch_abi::Tor
                                     absl::Span<const uint32_t> constants) {
   scheduler::BuildOptions options;
   options.view_tracking_key = DispatchKeys::view_tracking_key();
+  options.floating_point_mode = capture.floating_point_mode();
   for (const uint32_t i : constants) options.constants.push_back(api.NewReference(capture.constants()[i]));
   return options;
 }

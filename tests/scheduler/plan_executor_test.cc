@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "jit/cir/text.h"
+#include "scheduler/floating_point_mode.h"
 #include "tests/testing/torch_library.h"
 
 namespace cuvil::scheduler {
@@ -64,6 +65,46 @@ TEST_F(PlanExecutorTest, LeavesOutWhatNeedNotRun) {
   std::vector<OwnedTensor> outputs;
   ASSERT_TRUE(PlanExecutor::Run(**plan, {x.ref()}, {}, &outputs).ok());
   EXPECT_EQ(Read(outputs[0], 2), (std::vector<float>{2, 3}));
+}
+
+#if defined(__x86_64__)
+constexpr uint32_t kFlushDenormals = 0x8040;
+#else
+constexpr uint32_t kFlushDenormals = 1u << 24;
+#endif
+
+TEST_F(PlanExecutorTest, ComputesConstantsInTheModeOfTheTracedThread) {
+  const std::string body =
+      std::string(kX) +
+      "#0 aten::full(SymInt[] ints[2], Scalar 1e-40, ScalarType? none, Layout? none, Device? none, bool? none) -> (%1 "
+      ": float32[2]{1} cpu @1) source 0\n"
+      "#1 aten::mul.Tensor(Tensor %1, Tensor 1e38) -> (%2 : float32[2]{1} cpu @2) source 0\n"
+      "#2 aten::add.Tensor(Tensor %0, Tensor %2, Scalar 1) -> (%3 : float32[2]{1} cpu @3) source 0\n"
+      "return %3\n";
+  for (const uint32_t traced : {uint32_t{0}, kFlushDenormals}) {
+    for (const uint32_t building : {uint32_t{0}, kFlushDenormals}) {
+      const FloatingPointModeScope mode(building);
+      const auto plan = Build(body, {.floating_point_mode = traced});
+      EXPECT_EQ(FloatingPointMode(), building);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ((*plan)->counts().folded, 2u);
+      const OwnedTensor x = Floats({0, 0});
+      std::vector<OwnedTensor> outputs;
+      ASSERT_TRUE(PlanExecutor::Run(**plan, {x.ref()}, {}, &outputs).ok());
+      EXPECT_NEAR(Read(outputs[0], 2)[1], traced == 0 ? 0.01f : 0.0f, 1e-4f) << traced << " " << building;
+    }
+  }
+}
+
+TEST_F(PlanExecutorTest, ComputesNoConstantsThatSwitchesDecideAbout) {
+  const auto plan = Build(
+      "#0 aten::ones(SymInt[] ints[2,2], ScalarType? none, Layout? none, Device? none, bool? none) -> (%0 : "
+      "float32[2,2]{2,1} cpu @0) source 0\n"
+      "#1 aten::mm(Tensor %0, Tensor %0) -> (%1 : float32[2,2]{2,1} cpu @1) source 0\n"
+      "#2 aten::neg(Tensor %1) -> (%2 : float32[2,2]{2,1} cpu @2) source 0\n"
+      "return %2\n");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ((*plan)->counts().folded, 1u);
 }
 
 TEST_F(PlanExecutorTest, PlansTheArenaOverSharedStorage) {
