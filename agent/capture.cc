@@ -1,5 +1,6 @@
 #include "agent/capture.h"
 
+#include <algorithm>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -64,7 +65,8 @@ bool Capture::MatchesInputs(const CallArgs& call) const { return inputs_->Matche
 bool Capture::GuardsHold() {
   if (!TorchStateReader::Is(torch_state_)) {
     last_failure_ =
-        "torch's ambient state (grad mode, inference mode, autocast, default dtype, modes, floating-point mode)";
+        "torch's ambient state (grad mode, inference mode, autocast, default dtype, modes, floating-point mode, "
+        "registered kernels)";
     return false;
   }
   if (!guards_->Hold()) {
@@ -209,6 +211,12 @@ class CaptureBuilder {
     absl::StatusOr<cir::Graph> graph = std::move(recorder->graph()).Build();
     if (!graph.ok()) {
       *refusal = MakeRefusal("internal", std::string(graph.status().message()), "please report this");
+      return nullptr;
+    }
+    const auto is_foreign = [](const cir::Value& value) { return value.type.device != cir::DeviceType::kCpu; };
+    if (state.kernels.own_cuda && std::ranges::any_of(graph->values, is_foreign)) {
+      *refusal = MakeRefusal("torch-mode", TorchStateReader::WhyKernelsCount(),
+                             "the call runs as it is while that lasts", true);
       return nullptr;
     }
     NameSources(tracer->TakeSources(), &*graph, &capture->trace_);

@@ -106,6 +106,7 @@ absl::Status TorchStateReader::Initialize() {
   g.current_level = PyUnicode_InternFromString("_current_level");
   g.cpu = PyUnicode_InternFromString("cpu");
   g.cuda = PyUnicode_InternFromString("cuda");
+  if (absl::Status status = KernelRegistrationsReader::Initialize(); !status.ok()) return status;
   // Without it, every check asks torch's Python functions, which is slower and says the same.
   g.native_status = NativeTorchStateReader::Initialize();
   return absl::OkStatus();
@@ -133,6 +134,7 @@ TorchState TorchStateReader::Read() {
   state.default_dtype = PyObject_CallNoArgs(g.get_default_dtype);
   if (state.default_dtype == nullptr) PyErr_Clear();
   Py_XDECREF(state.default_dtype);
+  state.kernels = KernelRegistrationsReader::Read();
   state.floating_point_mode = scheduler::FloatingPointMode();
   if (NativeTorchStateReader::available()) state.native = NativeTorchStateReader::Read();
   return state;
@@ -142,7 +144,8 @@ bool TorchStateReader::Is(const TorchState& state) {
   // A function mode has an identity that only Python shows.
   if (!NativeTorchStateReader::available() || state.native.function_modes != 0) return Read() == state;
   return scheduler::FloatingPointMode() == state.floating_point_mode &&
-         NativeTorchStateReader::Read() == state.native && ForwardAdActive() == state.forward_ad;
+         KernelRegistrationsReader::Read() == state.kernels && NativeTorchStateReader::Read() == state.native &&
+         ForwardAdActive() == state.forward_ad;
 }
 
 absl::Status TorchStateReader::NativeStatus() { return G().native_status; }
@@ -162,7 +165,12 @@ std::string TorchStateReader::WhyUntouched(const TorchState& state) {
   if (state.forward_ad) return "a forward-mode AD level is active";
   if (state.profiler) return "the torch profiler is active";
   if (state.autocast_cpu || state.autocast_cuda) return "autocast is active around the call";
+  if (state.kernels.own_cpu) return WhyKernelsCount();
   return "";
+}
+
+std::string TorchStateReader::WhyKernelsCount() {
+  return absl::StrCat("the program has registered a kernel of its own for ", KernelRegistrationsReader::OwnKernel());
 }
 
 }  // namespace cuvil::agent

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "agent/kernel_registrations.h"
 #include "agent/native_torch_state.h"
 
 namespace cuvil::agent {
@@ -29,6 +30,8 @@ struct TorchState {
   PyObject* default_device_mode = nullptr;
   // Of the thread, not of torch: what is computed once for all calls was rounded in it.
   uint32_t floating_point_mode = 0;
+  // Of the process: kernels that are not what a plan takes operators to do.
+  KernelRegistrations kernels;
   // All zeros where libtorch's own functions are not used.
   NativeTorchState native;
 
@@ -50,6 +53,8 @@ class TorchStateReader {
   static uint32_t ModeBits();
   // A call under this state must run as it is, for the reason given; empty: it may be traced and planned.
   static std::string WhyUntouched(const TorchState& state);
+  // The same for kernels of the program's own, which for CUDA tensors only matter to programs that have such.
+  static std::string WhyKernelsCount();
 };
 
 }  // namespace cuvil::agent
