@@ -201,7 +201,6 @@ class CaptureBuilder {
       capture->constants_.push_back(Bridge().FromPyObject(constant.get()));
     }
     capture->has_random_ops_ = recorder->has_random_ops();
-    capture->has_uninitialized_memory_ = recorder->has_uninitialized_memory();
     capture->not_arguments_ = tracer->compared_with_arguments();
     capture->output_ = std::move(output);
     signature.ForgetObjects();

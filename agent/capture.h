@@ -112,8 +112,6 @@ class Capture {
   // scheduler::FloatingPointMode() of the traced thread, which the guards compare.
   uint32_t floating_point_mode() const { return torch_state_.floating_point_mode; }
   bool has_random_ops() const { return has_random_ops_; }
-  // Some result shows memory that nobody wrote (torch.empty), so that two eager runs may differ.
-  bool has_uninitialized_memory() const { return has_uninitialized_memory_; }
   size_t num_guards() const;
   std::string DescribeGuards() const;  // one line per kind: count
   uint64_t signature_hash() const { return signature_hash_; }
@@ -134,7 +132,6 @@ class Capture {
   TorchState torch_state_;
   std::vector<PyObject*> not_arguments_;  // borrowed, compared by address: no argument tensor may be one of these
   bool has_random_ops_ = false;
-  bool has_uninitialized_memory_ = false;
   uint64_t signature_hash_ = 0;
 };
 

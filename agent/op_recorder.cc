@@ -602,7 +602,6 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
                     "use masks instead of selecting elements");
     return;
   }
-  if (cir::IsUninitialized(op)) uninitialized_ = true;
   // What is made or written here is constant if everything that it is made from is.
   for (const auto& [tensor, value] : made) {
     size_t storage = graph_.graph().value(value).storage.index;

@@ -60,7 +60,6 @@ class OpRecorder final : public ConstantTensors {
   const TensorMeta* MetadataOf(PyObject* tensor) const;
   std::vector<OwnedRef> TakeConstants() { return std::move(constants_); }
   // Some result shows memory that nobody wrote (torch.empty): runs differ legitimately.
-  bool has_uninitialized_memory() const { return uninitialized_; }
   bool has_random_ops() const { return has_random_ops_; }
 
   // The handler: runs the operator and returns its result, whatever becomes of the trace.
@@ -109,7 +108,6 @@ class OpRecorder final : public ConstantTensors {
   bool started_ = false;
   mutable bool hidden_ = false;
   SkippedKeys skipped_keys_;
-  bool uninitialized_ = false;
   bool skip_ = false;                    // the operator being run is no part of the program
   std::vector<PyObject*> last_tensors_;  // tensor operands of the operator being recorded; borrowed
 };

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -11,6 +12,7 @@
 #include "agent/capture.h"
 #include "agent/lifecycle/record.h"
 #include "agent/py_ref.h"
+#include "agent/trace/trace.h"
 
 namespace cuvil::agent {
 
@@ -29,8 +31,9 @@ class CallPlan {
 
   // Draws from torch's default generator.
   virtual bool is_random() const = 0;
-  // Shows memory that nobody wrote, so that values prove nothing.
-  virtual bool has_uninitialized_memory() const = 0;
+  // The first line that makes memory which need not be written before it is shown, as torch.empty does: two eager
+  // calls may differ then.
+  virtual std::optional<trace::SourceLocation> UninitializedMemory() const = 0;
 
   // Makes the plan ready to run. Called without the GIL, once, or again after a fork that cut the first call off.
   //

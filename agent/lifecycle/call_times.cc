@@ -55,7 +55,7 @@ class PrivatePlan : public CallPlan {
   bool GuardsHold() override { return plan_->GuardsHold(); }
   std::string LastGuardFailure() const override { return plan_->LastGuardFailure(); }
   bool is_random() const override { return plan_->is_random(); }
-  bool has_uninitialized_memory() const override { return plan_->has_uninitialized_memory(); }
+  std::optional<trace::SourceLocation> UninitializedMemory() const override { return plan_->UninitializedMemory(); }
   absl::Status Build() override { return absl::OkStatus(); }
   absl::StatusOr<OwnedRef> Run(const CallArgs& call) override {
     if (PyThread_get_thread_ident() != owner_) return absl::FailedPreconditionError("a plan of another thread");

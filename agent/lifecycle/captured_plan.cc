@@ -24,6 +24,7 @@
 #include "agent/op_recorder.h"
 #include "agent/process_lifetime.h"
 #include "jit/cir/empty_program.h"
+#include "jit/cir/op_traits.h"
 #include "scheduler/execution_plan.h"
 #include "scheduler/plan_executor.h"
 #include "scheduler/torch/torch_api.h"
@@ -67,7 +68,7 @@ class CapturedPlan : public CallPlan {
   bool GuardsHold() override { return capture_->GuardsHold(); }
   std::string LastGuardFailure() const override { return capture_->LastFailure(); }
   bool is_random() const override { return capture_->has_random_ops(); }
-  bool has_uninitialized_memory() const override { return capture_->has_uninitialized_memory(); }
+  std::optional<trace::SourceLocation> UninitializedMemory() const override;
 
   absl::Status Build() override;
   absl::StatusOr<OwnedRef> Run(const CallArgs& call) override;
@@ -164,6 +165,15 @@ absl::StatusOr<std::unique_ptr<CallPlan>> CapturedPlan::WithoutOperators() const
   auto without = std::make_unique<CapturedPlan>(capture_);
   without->plan_ = *std::move(plan);
   return without;
+}
+
+std::optional<trace::SourceLocation> CapturedPlan::UninitializedMemory() const {
+  const std::vector<trace::SourceLocation>& sources = capture_->trace().sources;
+  for (const cir::Op& op : capture_->graph().ops) {
+    if (!cir::IsUninitialized(op)) continue;
+    return op.source < sources.size() ? sources[op.source] : trace::SourceLocation();
+  }
+  return std::nullopt;
 }
 
 void CapturedPlan::Describe(bool built, Record* record) const {

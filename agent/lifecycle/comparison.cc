@@ -323,8 +323,7 @@ bool Comparer::SameTensor(PyObject* eager, PyObject* planned, PyObject* rerun, c
   const OwnedRef inference = Method(eager, "is_inference");
   if (!inference) return false;
   if (inference.get() == Py_False && !same_property({"_version", false})) return false;
-  return SameStorage(eager, planned, path) &&
-         (values_ == Comparison::Values::kIgnore || SameValues(eager, planned, rerun, path)) &&
+  return SameStorage(eager, planned, path) && SameValues(eager, planned, rerun, path) &&
          SameInstanceDict(eager, planned, path, depth);
 }
 
@@ -406,6 +405,10 @@ bool Comparer::SameValues(PyObject* eager, PyObject* planned, PyObject* rerun, c
   const OwnedRef equal = Method(bytes_a.get(), "equal", bytes_b.get());
   if (!equal) return false;
   if (equal.get() == Py_True) return true;
+  if (values_ == Comparison::Values::kBits) {
+    result_ = {Verdict::kValuesDiffer, absl::StrCat(path, ": other values")};
+    return true;
+  }
 
   const OwnedRef dtype = Attribute(eager, "dtype");
   const OwnedRef floating = dtype ? Attribute(dtype.get(), "is_floating_point") : OwnedRef();

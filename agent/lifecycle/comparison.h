@@ -25,13 +25,15 @@ namespace cuvil::agent {
 class Comparison {
  public:
   enum class Verdict : uint8_t { kEqual, kValuesDiffer, kDiffer };
-  enum class Values : uint8_t { kCompare, kIgnore };
+  // kBits: nothing is within rounding, for memory that nobody wrote holds numbers of any magnitude.
+  enum class Values : uint8_t { kRounded, kBits };
   struct Result {
     Verdict verdict = Verdict::kEqual;
     std::string difference;  // where and what, e.g. "result[0]: stride (4, 1) instead of (1, 4)"
   };
 
-  // kValuesDiffer: all agrees but floating-point values; worth a second look with a rerun.
+  // kValuesDiffer: all agrees but floating-point values, which are worth a second look with a rerun; with kBits: all
+  // but values of any type.
   static absl::StatusOr<Result> Compare(const CallArgs& call, PyObject* eager, PyObject* planned, PyObject* rerun,
                                         Values values);
 };

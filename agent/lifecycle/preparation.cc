@@ -147,12 +147,24 @@ Refusal DifferenceRefusal(const std::string& difference) {
   return refusal;
 }
 
+// The plan may be right: what such memory holds is nobody's promise.
+Refusal UninitializedRefusal(const trace::SourceLocation& place) {
+  Refusal refusal;
+  refusal.code = "uninitialized";
+  refusal.file = place.user_file;
+  refusal.line = place.user_line;
+  refusal.message = "makes memory that holds anything until it is written, and the plan's values were not eager's";
+  refusal.advice = "write all of it before it is read, or make it with torch.zeros";
+  return refusal;
+}
+
 // Judges a finished comparing call; called with both results.
 absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_ptr<PlanEntry>& entry, PyObject* eager,
                    PlannedRun planned, const std::optional<RandomState>& before,
                    const std::optional<RandomState>& after_plan) {
   Lifecycle& lifecycle = TheLifecycle();
   std::string difference;
+  std::optional<trace::SourceLocation> uninitialized;  // where, if that may be why values differ
   if (absl::IsUnimplemented(planned.status)) {
     DropEntry(state, entry, WarningRefusal(planned.status));
     return absl::OkStatus();
@@ -161,12 +173,13 @@ absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_p
     // Eager did what the plan could not.
     difference = absl::StrCat("it failed: ", std::string(planned.status.message()));
   } else {
-    const auto values =
-        entry->plan->has_uninitialized_memory() ? Comparison::Values::kIgnore : Comparison::Values::kCompare;
+    uninitialized = entry->plan->UninitializedMemory();
+    const auto values = uninitialized.has_value() ? Comparison::Values::kBits : Comparison::Values::kRounded;
     absl::StatusOr<Comparison::Result> compared =
         Comparison::Compare(call, eager, planned.result.get(), nullptr, values);
     if (!compared.ok()) return compared.status();
-    if (compared->verdict == Comparison::Verdict::kValuesDiffer) {
+    if (compared->verdict != Comparison::Verdict::kValuesDiffer) uninitialized.reset();
+    if (compared->verdict == Comparison::Verdict::kValuesDiffer && !uninitialized.has_value()) {
       // How much do these operators vary by themselves? The generator must stand where it stood.
       OwnedRef rerun;
       std::optional<RandomState> after_eager;
@@ -198,6 +211,10 @@ absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_p
   if (!difference.empty()) {
     // Another thread, or the call itself, may have changed what the plan was compared under.
     if (FitOf(*entry, call) != Fit::kFits && ++entry->inconclusive < kMaxInconclusive) return absl::OkStatus();
+    if (uninitialized.has_value()) {
+      DropEntry(state, entry, UninitializedRefusal(*uninitialized));
+      return absl::OkStatus();
+    }
     Count(lifecycle.statistics.compare_failures);
     Log(LogLevel::kWarning, "",
         absl::StrCat(ModuleName(call.args[0]), ": a plan is refused for good, its result was not eager's: ", difference,

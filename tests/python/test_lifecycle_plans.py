@@ -307,3 +307,37 @@ def test_many_calls_keep_memory_and_references(enable: Any) -> None:
     after = (sys.getrefcount(x), sys.getrefcount(model[0].weight), len(gc.get_objects()))
     assert after[:2] == before[:2] and abs(after[2] - before[2]) < 50
     assert resident_kib() - resident < 4_000
+
+
+def test_memory_that_nobody_wrote_refuses_a_plan_with_its_line(enable: Any) -> None:
+    class Shows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(x)
+
+    enable()
+    model, x = Shows(), torch.zeros(2000)
+    for _ in range(8):
+        # What the next calls find: no two of these blocks hold the same, and a call leaves its own as it was.
+        blocks = [torch.full((2000,), float(i)) for i in range(12)]
+        del blocks
+        kept = [model(x) for _ in range(2)]
+    del kept
+    (refusal,) = _native.explain(model)["modules"][0]["refusals"]
+    line = Shows.forward.__code__.co_firstlineno + 1
+    assert (refusal["code"], refusal["file"], refusal["line"]) == ("uninitialized", __file__, line)
+    assert _native.stats()["compare_failures"] == 0
+
+
+def test_memory_that_is_written_before_it_is_shown_is_planned(enable: Any) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scratch = torch.empty(8)
+            scratch.copy_(x[0])
+            return torch.relu(x) + scratch
+
+    enable()
+    model, x = Writes(), torch.randn(3, 8)
+    expected = model(x)
+    for _ in range(6):
+        assert torch.equal(model(x), expected)
+    assert planned(model) > 0

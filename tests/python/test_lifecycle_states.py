@@ -235,13 +235,43 @@ def test_a_comparison_judges_results(enable: Any, eager: Any, planned: Any, same
     assert script.traced == 1
 
 
-def test_uninitialised_memory_is_not_compared_by_value(enable: Any) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_other_values_in_memory_that_nobody_wrote_refuse_the_plan_with_their_reason(enable: Any, dtype: Any) -> None:
     enable()
-    use(Script(lambda x: torch.zeros(3), uninitialized=True))
-    model = Structured(lambda x: torch.ones(3))
+    use(Script(lambda x: torch.zeros(3, dtype=dtype), uninitialized=True))
+    model = Structured(lambda x: torch.ones(3, dtype=dtype))
+    for _ in range(3):
+        model(X)
+    state = fake.module_state(model)
+    assert state["state"] == "refused", state
+    (refusal,) = state["refusals"]
+    assert (refusal["code"], refusal["file"], refusal["line"]) == ("uninitialized", "model.py", 7), refusal
+    assert "torch.zeros" in refusal["advice"]
+
+
+def test_memory_that_nobody_wrote_is_compared_by_bits_and_not_within_its_own_magnitude(enable: Any) -> None:
+    garbage = [float("nan"), 3e38, 1.0]
+    enable()
+    use(Script(lambda x: torch.tensor(garbage), uninitialized=True))
+    model = Structured(lambda x: torch.tensor(garbage))
     for _ in range(3):
         model(X)
     assert fake.module_state(model)["state"] == "planned"
+
+    use(Script(lambda x: torch.tensor(garbage[:2] + [2.0]), uninitialized=True))
+    other = Structured(lambda x: torch.tensor(garbage))
+    for _ in range(3):
+        other(X)
+    assert [r["code"] for r in fake.module_state(other)["refusals"]] == ["uninitialized"]
+
+
+def test_another_shape_beside_memory_that_nobody_wrote_is_a_difference(enable: Any) -> None:
+    enable()
+    use(Script(lambda x: (torch.zeros(3), torch.zeros(2)), uninitialized=True))
+    model = Structured(lambda x: (torch.ones(3), torch.zeros(3)))
+    for _ in range(3):
+        model(X)
+    assert [r["code"] for r in fake.module_state(model)["refusals"]] == ["differs"]
 
 
 def test_a_failed_build_is_a_refusal(enable: Any) -> None:

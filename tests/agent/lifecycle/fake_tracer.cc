@@ -96,7 +96,13 @@ class ScriptedPlan : public CallPlan {
   }
   std::string LastGuardFailure() const override { return "the script said so"; }
   bool is_random() const override { return TruthAttribute(plan_.get(), "is_random"); }
-  bool has_uninitialized_memory() const override { return TruthAttribute(plan_.get(), "uninitialized"); }
+  std::optional<trace::SourceLocation> UninitializedMemory() const override {
+    if (!TruthAttribute(plan_.get(), "uninitialized")) return std::nullopt;
+    trace::SourceLocation place;
+    place.user_file = "model.py";
+    place.user_line = 7;
+    return place;
+  }
 
   absl::Status Build() override {
     usleep(static_cast<useconds_t>(build_seconds_ * 1e6));
