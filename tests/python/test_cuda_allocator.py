@@ -90,7 +90,7 @@ def test_refusals_are_told_and_leave_no_user_behind(allocator: Allocator, refuse
     assert allocator.users == 0
 
 
-def test_an_allocator_that_puts_allocations_into_graphs_is_refused(
+def test_trap_18_an_allocator_that_puts_allocations_into_graphs_is_refused(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")

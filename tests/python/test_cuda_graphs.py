@@ -194,7 +194,7 @@ class HostScalar(nn.Module):
         return x * self.scale
 
 
-def test_cpu_scalars_in_cuda_operators_are_read_at_each_call():
+def test_trap_05_cpu_scalars_in_cuda_operators_are_read_at_each_call():
     model, _ = make(HostScalar)
     x = torch.ones(4, device="cuda")
     warm(model, x)
@@ -213,6 +213,24 @@ def test_cpu_arguments_beside_cuda_arguments():
     for value in (1.0, 2.0, 3.0, 4.0, 5.0):
         factor = torch.tensor(value)
         check(model(x, factor), twin(x, factor))
+
+
+class FromHost(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to("cuda", non_blocking=True) * 2
+
+
+def test_trap_19_a_pinned_block_is_refilled_only_when_it_has_been_read():
+    model, twin = make(FromHost)
+    results = []
+    # Each block goes back to the pinned allocator while its copy may still be under way, and is taken for the next one.
+    for i in range(100):
+        block = torch.full((1 << 20,), float(i)).pin_memory()
+        results.append(model(block))
+        if i == 0:
+            check(results[0], twin(block))
+        del block
+    assert [(y.amin().item(), y.amax().item()) for y in results] == [(2.0 * i, 2.0 * i) for i in range(100)]
 
 
 def test_weights_are_read_in_place_and_may_move():
@@ -269,7 +287,7 @@ class Inverse(nn.Module):
         return torch.linalg.inv(x + 3 * torch.eye(8, device=x.device))  # looks at an error code on the host
 
 
-def test_a_failed_capture_leaves_everything_working():
+def test_trap_17_a_failed_capture_leaves_everything_working():
     model, twin = make(Inverse)
     x = torch.rand(8, 8, device="cuda")
     for _ in range(5):
@@ -284,7 +302,7 @@ def test_a_failed_capture_leaves_everything_working():
     check(other(y), other_twin(y))
 
 
-def test_threads_and_streams_share_a_plan():
+def test_trap_18_threads_and_streams_share_a_plan():
     model, twin = make()
     shapes = [(8, 64), (3, 64), (2, 5, 64)]
     for shape in shapes:
@@ -312,7 +330,7 @@ def test_threads_and_streams_share_a_plan():
 
 
 @pytest.mark.parametrize("calls_before", [0, 1, 2, 5])
-def test_the_programs_own_captures_go_on_working(calls_before):
+def test_trap_17_the_programs_own_captures_go_on_working(calls_before):
     """Whatever stage the module is at: no trace, no comparison and no graph of ours inside of a capture."""
     model, twin = make()
     static = torch.randn(8, 64, device="cuda")

@@ -97,7 +97,7 @@ def replace(i): m.fc.__dict__["forward"] = forwards[i % 2].__get__(m.fc)
 
 @pytest.mark.parametrize(("prepare", "pause"), [("sync", "pass"), ("background", "time.sleep(0.002)")])
 @pytest.mark.parametrize("what", REPLACEMENTS)
-def test_results_are_of_the_old_or_the_new_weights(what: str, prepare: str, pause: str) -> None:
+def test_trap_10_results_are_of_the_old_or_the_new_weights(what: str, prepare: str, pause: str) -> None:
     program = THREADS.replace("PREPARE", REPLACEMENTS[what]).replace("PAUSE", pause)
     # Calls that are never the same twice may be served by no plan.
     program = program.replace("SERVED", "0" if what in ("fresh_module", "forward") or prepare != "sync" else "100")

@@ -227,7 +227,7 @@ TEST_F(GraphPlanTest, WeightsAreReadInPlaceAndTheirAddressesKnown) {
   EXPECT_EQ(Read(outputs[0]), (std::vector<float>{10, 2}));
 }
 
-TEST_F(GraphPlanTest, AnotherStreamWaitsForTheLastUse) {
+TEST_F(GraphPlanTest, Trap18AnotherStreamWaitsForTheLastUse) {
   auto plan = Make();
   ASSERT_TRUE(plan.ok()) << plan.status();
   EmulateLaunches(**plan);
@@ -243,7 +243,7 @@ TEST_F(GraphPlanTest, AnotherStreamWaitsForTheLastUse) {
   EXPECT_EQ(fake_.Count("cuEventRecord 77"), 2u);
 }
 
-TEST_F(GraphPlanTest, StandsAsideWhileTheStreamIsCaptured) {
+TEST_F(GraphPlanTest, Trap17StandsAsideWhileTheStreamIsCaptured) {
   auto plan = Make();
   ASSERT_TRUE(plan.ok()) << plan.status();
   testing::FakeStreams::current = reinterpret_cast<void*>(77);  // the legacy default stream cannot be captured
@@ -254,7 +254,7 @@ TEST_F(GraphPlanTest, StandsAsideWhileTheStreamIsCaptured) {
   EXPECT_EQ(fake_.Count("cuGraphLaunch"), 0u);
 }
 
-TEST_F(GraphPlanTest, AFailedCaptureLeavesTheStreamAndThePoolAsTheyWere) {
+TEST_F(GraphPlanTest, Trap17AFailedCaptureLeavesTheStreamAndThePoolAsTheyWere) {
   for (const char* name : {"cuStreamBeginCapture", "cuStreamGetCaptureInfo", "cuLaunchKernel", "cuStreamEndCapture",
                            "cuGraphGetNodes", "cuGraphInstantiate"}) {
     g_events.clear();
@@ -498,6 +498,22 @@ TEST_F(GraphPlanTest, FreesEverythingOnceTheDeviceIsIdle) {
     EXPECT_EQ(fake_.Count("cuStreamCreate"), 1u);
   }
   EXPECT_EQ(fake_.num_live, 2);
+}
+
+// The fakes' device is called cpu here, and the memory beside it meta. What a kernel would read of it at launch (5),
+// and what a copy would read after the allocator of pinned memory has been told that nobody does (19), stays outside.
+TEST_F(GraphPlanTest, Trap05And19MemoryBesideTheDeviceIsReadOutsideOfTheGraph) {
+  const std::string beside = "#0 aten::neg(Tensor %0) -> (%2 : float32[2]{1} meta @2) source 0\n";
+  const std::string programs[] = {
+      beside + "#1 aten::mul.Tensor(Tensor %0, Tensor %2) -> (%3 : float32[2]{1} cpu @3) source 0\nreturn %3\n",
+      beside +
+          "#1 aten::to.device(Tensor %2, Device device(cpu), ScalarType dtype(float32), bool true, bool false, "
+          "MemoryFormat? none) -> (%3 : float32[2]{1} cpu @3) source 0\nreturn %3\n"};
+  for (const std::string& program : programs) {
+    const auto plan = Make(program);
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented) << program;
+    EXPECT_THAT(std::string(plan.status().message()), HasSubstr("another device")) << program;
+  }
 }
 
 TEST_F(GraphPlanTest, RefusesWhatAGraphCannotHold) {

@@ -39,7 +39,7 @@ TEST(GraphVerifierTest, AcceptsWhatIsOrdered) {
   EXPECT_TRUE(VerifyGraph({}).ok());
 }
 
-TEST(GraphVerifierTest, FindsEachMissingEdge) {
+TEST(GraphVerifierTest, Trap20FindsEachMissingEdge) {
   for (size_t k = 0; k < Diamond().edges.size(); ++k) {
     GraphFacts facts = Diamond();
     facts.edges.erase(facts.edges.begin() + static_cast<ptrdiff_t>(k));
@@ -54,7 +54,7 @@ TEST(GraphVerifierTest, FindsOneNodeOfAStepThatIsNotOrdered) {
   EXPECT_THAT(Failure(facts), HasSubstr("steps 0 and 2"));
 }
 
-TEST(GraphVerifierTest, FindsBranchesThatShareBytes) {
+TEST(GraphVerifierTest, Trap20FindsBranchesThatShareBytes) {
   GraphFacts facts = Diamond();
   facts.steps[2].writes = {{2050, 2060}};  // within b
   EXPECT_THAT(Failure(facts), HasSubstr("steps 1 and 2"));

@@ -254,7 +254,7 @@ GraphFacts Execute(const ScheduleProblem& problem, const StreamSchedule& schedul
   return facts;
 }
 
-TEST(StreamScheduleTest, RandomProgramsNeverRace) {
+TEST(StreamScheduleTest, Trap20RandomProgramsNeverRace) {
   uint32_t num_parallel = 0;
   for (uint32_t seed = 0; seed < 6000; ++seed) {
     std::mt19937 random(seed);
