@@ -185,17 +185,19 @@ beside() {
 }
 # Environments that are made here have the packages with pretrained models; one that is given may lack them.
 pretrained() { local given="CUVIL_ENV_${1/./_}"; [[ -n "${!given:-}" ]] || echo 1; }
+# The longest first: under AddressSanitizer, then the newest Python.
+if wants asan; then
+  environment "$first"
+  beside "$logs/pytest-asan.log" "ci-asan: Python tests" env CUVIL_REQUIRE_PRETRAINED="$(pretrained "$first")" scripts/pytest_asan.sh "${environments[$first]}" build/ci-asan
+fi
 if wants python; then
-  for version in "${versions[@]}"; do
+  for ((i = ${#versions[@]} - 1; i >= 0; --i)); do
+    version="${versions[i]}"
     environment "$version"
     beside "$logs/pytest-$version.log" "Python $version: pytest" env PYTHONPATH="build/$(tag_of "$version")/python" \
       CUVIL_REQUIRE_PRETRAINED="$(pretrained "$version")" \
       "${environments[$version]}/bin/python" -m pytest -q -p no:cacheprovider --durations=15 ${CUVIL_PYTEST_ARGS:-} tests
   done
-fi
-if wants asan; then
-  environment "$first"
-  beside "$logs/pytest-asan.log" "ci-asan: Python tests" env CUVIL_REQUIRE_PRETRAINED="$(pretrained "$first")" scripts/pytest_asan.sh "${environments[$first]}" build/ci-asan
 fi
 for run in "${running[@]}"; do wait "$run" || failed=1; done
 if wants python; then
