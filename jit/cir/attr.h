@@ -38,8 +38,8 @@ struct Attr {
            std::same_as<T, std::vector<int64_t>> || std::same_as<T, std::vector<double>> ||
            std::same_as<T, std::vector<bool>> || std::same_as<T, DType> || std::same_as<T, Layout> ||
            std::same_as<T, MemoryFormat> || std::same_as<T, Device> || std::same_as<T, DefaultGenerator> ||
-           std::same_as<T, std::vector<Attr>>) Attr(T v)
-      : value(std::move(v)) {}  // NOLINT: implicit on purpose, see above
+           std::same_as<T, std::vector<Attr>>) Attr(T v)  // NOLINT(google-explicit-constructor): on purpose, see above
+      : value(std::move(v)) {}
 
   template <typename T>
   const T* get_if() const {
