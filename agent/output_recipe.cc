@@ -418,8 +418,6 @@ struct OutputRecipe::Builder {
         }
         return FillAttributes(node, object) ? object : Fail(object);
       }
-      case Kind::kSet:
-        return nullptr;
     }
     return nullptr;
   }

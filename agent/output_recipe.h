@@ -46,7 +46,6 @@ class OutputRecipe {
     kTuple,  // tuple or a subclass of it
     kList,
     kDict,  // dict or a subclass of it, with the instance's attributes
-    kSet,
     kInstance,  // an object made by the call, filled attribute by attribute
     kSlice,
     kRepeat,  // the same object as an earlier node
