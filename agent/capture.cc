@@ -220,7 +220,6 @@ class CaptureBuilder {
     }
     NameSources(tracer->TakeSources(), &*graph, &capture->trace_);
     capture->trace_.graph = *std::move(graph);
-    capture->trace_.branches = tracer->BranchCounts();
     capture->trace_.frames = tracer->FrameCounts();
     return capture;
   }
@@ -377,6 +376,7 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
     extent->reset();
 
     ErrorScope errors;
+    outcome.branches = tracer.BranchCounts();
     if (tracer.refused()) {
       outcome.refusal = tracer.refusal();
     } else if (outcome.result == nullptr) {

@@ -138,8 +138,9 @@ class Capture {
 struct CaptureOutcome {
   PyObject* result = nullptr;  // new reference to what the call returned; null: the call raised, exception set
   std::shared_ptr<Capture> capture;
-  Refusal refusal;        // why there is no capture; empty if there is one
-  uint64_t trace_ns = 0;  // the whole traced call
+  Refusal refusal;                           // why there is no capture; empty if there is one
+  std::vector<trace::BranchCount> branches;  // which way the call's branches went, refused or not
+  uint64_t trace_ns = 0;                     // the whole traced call
 };
 
 // Runs the call for real, exactly as `original` would, and watches it. The caller has made sure that no other

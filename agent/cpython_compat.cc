@@ -53,6 +53,12 @@ int ExactSourceLine(PyCodeObject* code, int offset) noexcept {
   return line < 0 ? 0 : line;
 }
 
+int ExactSourceColumn(PyCodeObject* code, int offset) noexcept {
+  int line = 0, column = 0, end_line = 0, end_column = 0;
+  if (PyCode_Addr2Location(code, offset, &line, &column, &end_line, &end_column) == 0) return 0;
+  return column < 0 ? 0 : column + 1;
+}
+
 uint32_t TypeTag(PyTypeObject* type) noexcept {
   if (type->tp_version_tag != 0) return type->tp_version_tag;
 #if CUVIL_PY311

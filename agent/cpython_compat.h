@@ -202,6 +202,8 @@ FrameView CurrentFrame(PyThreadState* thread) noexcept;
 
 // Line of the instruction at `offset` of `code`; 0 if it has none.
 int ExactSourceLine(PyCodeObject* code, int offset) noexcept;
+// Its column, from 1 and in bytes; 0 if it has none, or if the code was compiled without columns.
+int ExactSourceColumn(PyCodeObject* code, int offset) noexcept;
 
 // ------------------------------------------------------------------------------------------------------------ calls
 

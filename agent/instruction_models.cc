@@ -535,8 +535,7 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
       if (site.op == Op::kIsOp && sp[-1] != nullptr && sp[-2] != nullptr) CompareIdentity(sp[-2], sp[-1]);
       return;
     case Op::kBranchNone:
-      CountBranch(frame, site, (sp[-1] == Py_None) == BranchSense(site));
-      return;
+      return;  // counted by WatchBranch()
     case Op::kLoadGlobal:
       return LoadGlobal(frame, NameOperand(frame, site));
     case Op::kLoadName:
@@ -591,13 +590,8 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
       return Contains(sp[-1], sp[-2]);
     case Op::kUnaryNot:
     case Op::kToBool:
+    case Op::kBranchTruth:
       return Truth(sp[-1]);
-    case Op::kBranchTruth: {
-      PyObject* value = sp[-1];
-      Truth(value);
-      if (value == Py_True || value == Py_False) CountBranch(frame, site, value == Py_True);
-      return;
-    }
     case Op::kUnaryNegative:
       return Unary(sp[-1], "__neg__");
     case Op::kUnaryPositive:

@@ -540,7 +540,7 @@ std::unique_ptr<CodeRecord> Instrumenter::Make(PyCodeObject* code) {
     reinterpret_cast<ProbeObject*>(probe.get())->record = record.get();
     record->stack_growth_ = rewriter.stack_size() - code->co_stacksize;
     compat::GrowStack(code, record->stack_growth_);
-    ++g_num_copies;
+    record->number_ = ++g_num_copies;
   } else {
     if (!compat::SetExtra(code, g_extra_index, record.get())) return nullptr;
     ++g_num_refused;

@@ -29,6 +29,8 @@ class CodeRecord {
   const char* refusal() const { return refusal_; }  // null: not refused; static storage
   // Sites in the order of the original code, one for each probe.
   const std::vector<Site>& sites() const { return sites_; }
+  // Tells code objects apart for as long as the process lives, where an address may be used again.
+  uint64_t number() const { return number_; }
   // Stack entries that a frame allocated for the original before it was instrumented lacks.
   int stack_growth() const { return stack_growth_; }
 
@@ -44,6 +46,7 @@ class CodeRecord {
   PyObject* probe_ = nullptr;         // borrowed: the copy's constants own it
   const char* refusal_ = nullptr;
   int stack_growth_ = 0;
+  uint64_t number_ = 0;
   std::vector<Site> sites_;
   std::vector<int32_t> site_at_unit_;  // by code unit of the copy; -1 where no probe calls
 };

@@ -1,6 +1,7 @@
 #include "agent/tracer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -92,7 +93,7 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
     }
     ++frame_counts_[frame.code()];
   }
-  frames_.push_back({frame.id(), frame.code(), -1, Op::kUnknown, ignored});
+  frames_.push_back({frame.id(), frame.code(), -1, Op::kUnknown, ignored, nullptr});
 }
 
 void Tracer::OnFrameExit(const FrameView& frame, bool) noexcept {
@@ -124,13 +125,14 @@ void Tracer::ShowMode() {
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
   ShowMode();
   if (site.op == Op::kCall && !refused()) HideModeFrom(frame, site, stack_top);
+  const bool announced = !frames_.empty() && frames_.back().id == frame.id() && !frames_.back().ignored;
+  if (announced) WatchBranch(frames_.back(), frame, site, stack_top);
   if (refused()) {
     StopWatching();
     return;
   }
-  if (frames_.empty() || frames_.back().id != frame.id()) return;
+  if (!announced) return;
   Frame& top = frames_.back();
-  if (top.ignored) return;
   top.offset = site.offset;
   top.op = site.op;
   if (site.op == Op::kPure) return;
@@ -214,17 +216,50 @@ std::string Tracer::CurrentFile() const {
 
 bool Tracer::CalledFromTorchOps() const { return absl::EndsWith(CurrentFile(), "torch/_ops.py"); }
 
-void Tracer::CountBranch(const FrameView& frame, const Site& site, bool outcome) {
-  auto& counts = branches_[{frame.code(), site.offset}];
-  ++(outcome ? counts.first : counts.second);
+void Tracer::WatchBranch(Frame& top, const FrameView& frame, const Site& site, PyObject** sp) {
+  const Site* last = std::exchange(top.branch, nullptr);
+  const bool now =
+      site.op == Op::kBranchNone || (site.op == Op::kBranchTruth && sp[-1] != nullptr && PyBool_Check(sp[-1]));
+  // Other truths are told by methods that may be Python, and iterators by being advanced: not asked twice. Where the
+  // frame goes on says what the answer was.
+  if (!now && (site.op == Op::kBranchTruth || site.op == Op::kForIter)) top.branch = &site;
+  if (!now && last == nullptr) return;
+  const CodeRecord* record = Instrumenter::FindRecord(frame.code());
+  if (record == nullptr) return;
+  if (now) CountBranch(*record, site, site.op == Op::kBranchNone ? sp[-1] == Py_None : sp[-1] == Py_True);
+  if (last == nullptr) return;
+  // The first instructions with a probe on either way. An exception's handler is on neither.
+  const auto reached = [&](int offset) {
+    const std::vector<Site>& sites = record->sites();
+    const auto found = std::lower_bound(sites.begin(), sites.end(), offset,
+                                        [](const Site& candidate, int wanted) { return candidate.offset < wanted; });
+    return found != sites.end() && found->offset == site.offset;
+  };
+  const bool jumped = reached(last->target);
+  if (jumped == reached(last->next)) return;
+  CountBranch(*record, *last, last->op == Op::kForIter ? !jumped : jumped == BranchSense(*last));
+}
+
+void Tracer::CountBranch(const CodeRecord& record, const Site& site, bool outcome) {
+  auto [found, inserted] = branches_.try_emplace({record.number(), site.offset});
+  trace::BranchCount& count = found->second;
+  if (inserted) {
+    PyCodeObject* code = record.original();
+    count.file = Text(code->co_filename);
+    count.line = ExactSourceLine(code, site.offset);
+    count.column = ExactSourceColumn(code, site.offset);
+    count.instruction = site.offset;
+    count.kind = site.op == Op::kForIter      ? trace::BranchKind::kLoop
+                 : site.op == Op::kBranchNone ? trace::BranchKind::kNone
+                                              : trace::BranchKind::kTruth;
+  }
+  ++(outcome ? count.num_true : count.num_false);
 }
 
 std::vector<trace::BranchCount> Tracer::BranchCounts() const {
   std::vector<trace::BranchCount> result;
-  for (const auto& [where, counts] : branches_) {
-    result.push_back({Text(where.first->co_filename), ExactSourceLine(where.first, where.second), where.second,
-                      counts.first, counts.second});
-  }
+  result.reserve(branches_.size());
+  for (const auto& [where, count] : branches_) result.push_back(count);
   return result;
 }
 

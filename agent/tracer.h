@@ -16,6 +16,7 @@
 #include "agent/cpython_compat.h"
 #include "agent/frame_hook.h"
 #include "agent/heap_log.h"
+#include "agent/instrument.h"
 #include "agent/module_path.h"
 #include "agent/trace/trace.h"
 
@@ -70,6 +71,7 @@ class Tracer final : public ProbeSink {
   // Index in the trace's source table of the instruction probed last.
   uint32_t CurrentSource();
   std::vector<trace::SourceLocation> TakeSources() { return std::move(sources_); }
+  // Which way the call's branches went; those after a refusal count as well.
   std::vector<trace::BranchCount> BranchCounts() const;
   std::vector<trace::FrameCount> FrameCounts() const;
   const trace::SourceLocation& source(uint32_t index) const { return sources_[index]; }
@@ -88,6 +90,8 @@ class Tracer final : public ProbeSink {
     int offset = -1;               // of the instruction probed last
     Op op = Op::kUnknown;
     bool ignored = false;  // code of torch that is no part of the model, see HasNoNetEffect()
+    // The jump before the instruction at hand, if which way it went is still to be told; lives as long as the frame.
+    const Site* branch = nullptr;
   };
 
   // Instructions: each models one class of instructions from its operands.
@@ -96,7 +100,10 @@ class Tracer final : public ProbeSink {
   void LoadName(const FrameView& frame, PyObject* name, PyObject* locals);
   void StoreName(const FrameView& frame, PyObject* name);
   void ImportName(const FrameView& frame, const Site& site, PyObject** sp);
-  void CountBranch(const FrameView& frame, const Site& site, bool outcome);
+
+  // Branches: what the test at `site` says, or what it was that the last one said.
+  void WatchBranch(Frame& top, const FrameView& frame, const Site& site, PyObject** sp);
+  void CountBranch(const CodeRecord& record, const Site& site, bool outcome);
 
   // Operations on objects.
   void GetAttr(PyObject* object, PyObject* name);
@@ -190,7 +197,8 @@ class Tracer final : public ProbeSink {
   // (code, offset) of the innermost frame and of the innermost frame outside of torch, and the innermost module.
   std::map<std::tuple<PyCodeObject*, int, PyCodeObject*, int, PyObject*>, uint32_t> source_index_;
   mutable std::unordered_map<PyCodeObject*, bool> is_torch_code_;
-  std::map<std::pair<PyCodeObject*, int>, std::pair<uint32_t, uint32_t>> branches_;
+  // By code (CodeRecord::number) and offset: after a refusal nothing keeps the code alive.
+  std::map<std::pair<uint64_t, int>, trace::BranchCount> branches_;
   std::unordered_map<PyCodeObject*, uint32_t> frame_counts_;
 };
 

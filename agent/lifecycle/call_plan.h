@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -69,6 +70,7 @@ struct TracedCall {
   PyObject* result = nullptr;      // new reference; null: the call raised, exception set
   std::unique_ptr<CallPlan> plan;  // null: refused
   Refusal refusal;
+  std::vector<trace::BranchCount> branches;  // which way they went, refused or not
   uint64_t trace_ns = 0;
 };
 

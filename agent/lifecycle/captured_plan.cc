@@ -187,17 +187,6 @@ void CapturedPlan::Describe(bool built, Record* record) const {
   for (const trace::FrameCount& frame : trace.frames) num_frames += frame.num_entered;
   record->Set("python_frames", num_frames);
 
-  RecordList branches;
-  for (const trace::BranchCount& branch : trace.branches) {
-    Record item;
-    item.Set("file", branch.file);
-    item.Set("line", static_cast<uint64_t>(branch.line));
-    item.Set("taken", uint64_t{branch.num_true});
-    item.Set("not_taken", uint64_t{branch.num_false});
-    branches.Add(item.Take());
-  }
-  record->Set("branches", branches.Take());
-
   // Operators by the innermost line outside of torch itself.
   struct LineCounts {
     uint64_t operators = 0;
@@ -267,6 +256,7 @@ TracedCall TraceWithCapture(PyObject*, const CallArgs& call, vectorcallfunc orig
   TracedCall traced;
   traced.result = outcome.result;
   traced.refusal = std::move(outcome.refusal);
+  traced.branches = std::move(outcome.branches);
   traced.trace_ns = outcome.trace_ns;
   if (outcome.capture != nullptr) traced.plan = std::make_unique<CapturedPlan>(std::move(outcome.capture));
   return traced;

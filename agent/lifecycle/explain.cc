@@ -74,6 +74,32 @@ OwnedRef DescribeRefusal(const CountedRefusal& counted) {
   return record.Take();
 }
 
+const char* KindName(trace::BranchKind kind) {
+  switch (kind) {
+    case trace::BranchKind::kTruth:
+      return "truth";
+    case trace::BranchKind::kNone:
+      return "none";
+    case trace::BranchKind::kLoop:
+      return "loop";
+  }
+  return "";
+}
+
+OwnedRef DescribeBranch(const trace::BranchBook::Total& branch) {
+  Record record;
+  record.Set("file", *branch.file);
+  record.Set("line", static_cast<uint64_t>(branch.line));
+  record.Set("column", static_cast<uint64_t>(branch.column));
+  record.Set("instruction", static_cast<uint64_t>(branch.instruction));
+  record.Set("kind", KindName(branch.kind));
+  record.Set("taken", branch.num_true);
+  record.Set("not_taken", branch.num_false);
+  record.SetReal("probability",
+                 static_cast<double>(branch.num_true) / static_cast<double>(branch.num_true + branch.num_false));
+  return record.Take();
+}
+
 OwnedRef TypeName(PyObject* object) { return Record::Text(Py_TYPE(object)->tp_name); }
 
 }  // namespace
@@ -92,6 +118,10 @@ OwnedRef DescribeModule(PyObject* module, const std::string& path) {
   RecordList plan_list;
   for (const auto& entry : *plans) plan_list.Add(DescribeEntry(*entry));
   record.Set("plans", plan_list.Take());
+  RecordList branches;
+  for (const trace::BranchBook::Total& branch : state->branches.Totals()) branches.Add(DescribeBranch(branch));
+  record.Set("branches", branches.Take());
+  record.Set("branches_dropped", state->branches.num_dropped());
   RecordList refusals;
   for (const CountedRefusal& refusal : state->refusals) refusals.Add(DescribeRefusal(refusal));
   record.Set("refusals", refusals.Take());

@@ -26,6 +26,7 @@ void ModuleState::AddRefusal(const Refusal& refusal) {
 std::shared_ptr<const PlanCache<PlanEntry>::List> ModuleState::Forget(SignatureBook::Options options) {
   book = SignatureBook(options);
   refusals.clear();
+  branches = trace::BranchBook();
   num_calls = num_planned = 0;
   refused_in_session = 0;
   idle_calls = 0;

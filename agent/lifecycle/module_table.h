@@ -15,6 +15,7 @@
 #include "agent/lifecycle/settings.h"
 #include "agent/lifecycle/signature_book.h"
 #include "agent/py_ref.h"
+#include "agent/trace/branch_book.h"
 
 namespace cuvil::agent {
 
@@ -42,6 +43,7 @@ struct ModuleState {
   PlanCache<PlanEntry> plans;
   SignatureBook book;
   std::vector<CountedRefusal> refusals;  // bounded; one per place and reason
+  trace::BranchBook branches;            // of all traces of the module, refused ones included
   uint64_t num_calls = 0;
   uint64_t num_planned = 0;
 };

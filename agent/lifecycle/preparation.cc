@@ -56,6 +56,7 @@ absl::Status Digest(ModuleState& state, const CallArgs& call, uint64_t hash, Sig
                     TracedCall& outcome) {
   Lifecycle& lifecycle = TheLifecycle();
   Count(lifecycle.statistics.trace_ns, outcome.trace_ns);
+  state.branches.Add(outcome.branches);
   if (FaultInjected(FaultPoint::kTraceEnd)) {
     outcome.plan.reset();
     outcome.refusal = InternalRefusal("injected fault: trace-end");

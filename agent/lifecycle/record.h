@@ -26,6 +26,7 @@ class Record {
   void Set(const char* key, std::string_view value) { Set(key, Text(value)); }
   void Set(const char* key, const char* value) { Set(key, Text(value)); }
   void Set(const char* key, bool value) = delete;
+  void SetReal(const char* key, double value) { Set(key, OwnedRef::Steal(PyFloat_FromDouble(value))); }
   void SetBool(const char* key, bool value) { Set(key, OwnedRef::New(value ? Py_True : Py_False)); }
 
   // Null with an exception set if anything failed.

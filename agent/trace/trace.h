@@ -20,11 +20,20 @@ struct SourceLocation {
   std::string module;  // the module whose call it was in, as a path below the traced one; empty: that one itself
 };
 
-// Outcomes of one conditional jump over the trace, in the order of its code object's branches.
+// What a conditional jump asks.
+enum class BranchKind : uint8_t {
+  kTruth,  // whether a value is true
+  kNone,   // whether a value is None
+  kLoop,   // whether an iterator has another item
+};
+
+// How often the answer at one conditional jump was yes and no, over one trace.
 struct BranchCount {
   std::string file;
   int line = 0;
-  int instruction = 0;
+  int column = 0;       // from 1; 0: not known
+  int instruction = 0;  // byte offset in the function's bytecode
+  BranchKind kind = BranchKind::kTruth;
   uint32_t num_true = 0;
   uint32_t num_false = 0;
 };
@@ -38,13 +47,12 @@ struct FrameCount {
 };
 
 // A Python-free record of one traced call: its tensor program with a source line for every operator (cir::Op's
-// `source` indexes `sources`, as it does the graph's own), and what its control flow did.
+// `source` indexes `sources`, as it does the graph's own), and the functions that it entered.
 //
 // Threads: plain data; immutable once the capture is built.
 struct Trace {
   cir::Graph graph;
   std::vector<SourceLocation> sources;
-  std::vector<BranchCount> branches;
   std::vector<FrameCount> frames;
 };
 

@@ -10,6 +10,9 @@ from typing import Any
 
 _MAX_LINES = 12  # Source lines and refusals shown in text; to_dict() has all of them.
 _MAX_BRANCHES = 5
+_PACKAGES = ("site-packages", "dist-packages")
+# What a branch asks, said of the times when the answer was yes.
+_OUTCOMES = {"truth": "true", "none": "None", "loop": "went on"}
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 
 _STATES = {
@@ -48,7 +51,7 @@ def byte_size(size_bytes: float) -> str:
 def _place(file: object, line: object) -> str:
     """``file:line`` with the path cut to the part that tells something."""
     name = str(file)
-    for prefix in ("site-packages" + os.sep, "dist-packages" + os.sep, _STDLIB):
+    for prefix in (*(folder + os.sep for folder in _PACKAGES), _STDLIB):
         _, found, tail = name.rpartition(prefix)
         if found:
             name = tail
@@ -97,6 +100,7 @@ class Explanation:
                 if len(plans) > 1:
                     lines.append(f"  plan {plans.index(busiest) + 1}, the busiest:")
                 lines += _plan_details(busiest)
+            lines += _branch_lines(module)
             lines += _refusal_lines(module)
         return "\n".join(lines)
 
@@ -165,6 +169,33 @@ def _alike_lines(modules: list[Mapping[str, Any]]) -> list[str]:
     paths = [str(module.get("path")) for module in modules]
     shown = ", ".join(paths) if len(paths) <= 3 else f"{paths[0]}, {paths[1]} … {paths[-1]}"
     return [f"  and so {count(len(paths), 'module')} more: {shown}"]
+
+
+def _is_library(file: object) -> bool:
+    name = str(file)
+    return name.startswith(_STDLIB) or any(f"{os.sep}{folder}{os.sep}" in name for folder in _PACKAGES)
+
+
+def _branch_lines(module: Mapping[str, Any]) -> list[str]:
+    """How often branches went which way over all traces; the program's own before those of libraries, loops last."""
+    branches: list[Mapping[str, Any]] = list(module.get("branches", []))
+    if not branches:
+        return []
+    both = [b for b in branches if b["taken"] and b["not_taken"]]
+    both.sort(key=lambda b: (_is_library(b["file"]), b["kind"] == "loop", -(int(b["taken"]) + int(b["not_taken"]))))
+    lines = [f"  branches  {count(len(branches), 'place')}, {len(both):,} of them went both ways"]
+    for branch in both[:_MAX_BRANCHES]:
+        place = _place(branch["file"], branch["line"]) + (f":{branch['column']}" if branch.get("column") else "")
+        taken, number = int(branch["taken"]), int(branch["taken"]) + int(branch["not_taken"])
+        lines.append(
+            f"    {place} {_OUTCOMES[branch['kind']]} {taken:,} of {count(number, 'time')} ({branch['probability']:.0%})"
+        )
+    if len(both) > _MAX_BRANCHES:
+        lines.append(f"    … {count(len(both) - _MAX_BRANCHES, 'place')} more in to_dict()")
+    dropped = int(module.get("branches_dropped", 0))
+    if dropped:
+        lines.append(f"    … and {count(dropped, 'outcome')} at further places, which are not kept")
+    return lines
 
 
 def _refusal_lines(module: Mapping[str, Any]) -> list[str]:
@@ -279,17 +310,6 @@ def _plan_details(plan: Mapping[str, Any]) -> list[str]:
     guards: Mapping[str, int] = plan.get("guards", {})
     if guards:
         lines.append(f"    guards    {sum(guards.values()):,}: {_joined(guards)}")
-    branches: list[Mapping[str, Any]] = list(plan.get("branches", []))
-    if branches:
-        both = [b for b in branches if b.get("taken") and b.get("not_taken")]
-        both.sort(key=lambda b: -(int(b["taken"]) + int(b["not_taken"])))
-        lines.append(f"    branches  {len(branches):,} places, {len(both):,} of them went both ways")
-        for branch in both[:_MAX_BRANCHES]:
-            taken, skipped = int(branch["taken"]), int(branch["not_taken"])
-            lines.append(
-                f"      {_place(branch['file'], branch['line'])} taken {taken:,} of {taken + skipped:,} "
-                f"({taken / (taken + skipped):.0%})"
-            )
     subgraphs: list[Mapping[str, Any]] = list(plan.get("subgraphs", []))
     width = int(plan.get("max_width", 0))
     if subgraphs:

@@ -18,10 +18,6 @@ PLAN: dict[str, Any] = {
     "python_frames": 21,
     "mechanisms": {"dispatcher": 7, "unboxed": 1, "python": 0},
     "guards": {"dict": 30, "type": 12},
-    "branches": [
-        {"file": f"{SITE}/torch/nn/modules/module.py", "line": 1776, "taken": 3, "not_taken": 9},
-        {"file": "m.py", "line": 3, "taken": 3, "not_taken": 0},
-    ],
     "max_width": 2,
     "subgraphs": [{"operators": 3, "cost_ns": 10}, {"operators": 5, "cost_ns": 10}],
     "memory": {"bytes_sum": 4096, "bytes_peak": 1024},
@@ -30,6 +26,19 @@ PLAN: dict[str, Any] = {
     "planned_ns": 30_000,
     "lines": [{"file": "m.py", "line": 7, "operators": 8, "python_steps": 1}],
 }
+
+
+def branch(file: str, line: int, taken: int, not_taken: int, kind: str = "truth", column: int = 5) -> dict[str, Any]:
+    return {
+        "file": file,
+        "line": line,
+        "column": column,
+        "instruction": 20,
+        "kind": kind,
+        "taken": taken,
+        "not_taken": not_taken,
+        "probability": taken / (taken + not_taken),
+    }
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -42,6 +51,11 @@ def record(**changes: Any) -> dict[str, Any]:
         "eager_calls": 3,
         "refusals": [],
         "plans": [PLAN],
+        "branches": [
+            branch(f"{SITE}/torch/nn/modules/module.py", 1776, 3, 9, column=12),
+            branch("m.py", 3, 3, 0),
+        ],
+        "branches_dropped": 0,
     }
     return {"type": "torch.nn.modules.container.Sequential", "modules": [{**module, **changes}]}
 
@@ -127,8 +141,25 @@ def test_a_plan_in_parts_shows_its_graphs_and_what_runs_between_them() -> None:
 
 def test_branches_that_went_both_ways_show_their_probability() -> None:
     text = str(Explanation(record()))
-    assert "torch/nn/modules/module.py:1776 taken 3 of 12 (25%)" in text
+    assert "\n  branches  2 places, 1 of them went both ways\n" in text
+    assert "torch/nn/modules/module.py:1776:12 true 3 of 12 times (25%)" in text
     assert "m.py:3" not in text  # Always the same way: a guard, not a probability.
+
+
+def test_the_programs_own_branches_come_first_and_loops_last() -> None:
+    branches = [branch(f"{SITE}/torch/a.py", n, 500, 500) for n in range(5)]
+    branches += [branch("m.py", 1, 90, 10, "loop"), branch("m.py", 2, 1, 3, "none"), branch("m.py", 3, 1, 1)]
+    lines = str(Explanation(record(branches=branches, branches_dropped=7))).splitlines()
+    first = lines.index("  branches  8 places, 8 of them went both ways")
+    assert lines[first + 1 : first + 4] == [
+        "    m.py:2:5 None 1 of 4 times (25%)",
+        "    m.py:3:5 true 1 of 2 times (50%)",
+        "    m.py:1:5 went on 90 of 100 times (90%)",
+    ]
+    assert lines[first + 6 : first + 8] == [
+        "    … 3 places more in to_dict()",
+        "    … and 7 outcomes at further places, which are not kept",
+    ]
 
 
 def test_refusal_shows_reason_place_and_advice() -> None:
