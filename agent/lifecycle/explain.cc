@@ -125,6 +125,7 @@ OwnedRef DescribeModule(PyObject* module, const std::string& path) {
   RecordList refusals;
   for (const CountedRefusal& refusal : state->refusals) refusals.Add(DescribeRefusal(refusal));
   record.Set("refusals", refusals.Take());
+  record.Set("refusals_dropped", state->num_refusals_dropped);
   return record.Take();
 }
 

@@ -20,12 +20,17 @@ void ModuleState::AddRefusal(const Refusal& refusal) {
     }
   }
   // The first reasons say more than the last: a module that is refused for ever new reasons would forget them all.
-  if (refusals.size() < kMaxRefusals) refusals.push_back({refusal, 1});
+  if (refusals.size() < kMaxRefusals) {
+    refusals.push_back({refusal, 1});
+  } else {
+    ++num_refusals_dropped;
+  }
 }
 
 std::shared_ptr<const PlanCache<PlanEntry>::List> ModuleState::Forget(SignatureBook::Options options) {
   book = SignatureBook(options);
   refusals.clear();
+  num_refusals_dropped = 0;
   branches = trace::BranchBook();
   num_calls = num_planned = 0;
   refused_in_session = 0;

@@ -43,6 +43,7 @@ struct ModuleState {
   PlanCache<PlanEntry> plans;
   SignatureBook book;
   std::vector<CountedRefusal> refusals;  // bounded; one per place and reason
+  uint64_t num_refusals_dropped = 0;     // given for places and reasons that found no room
   trace::BranchBook branches;            // of all traces of the module, refused ones included
   uint64_t num_calls = 0;
   uint64_t num_planned = 0;

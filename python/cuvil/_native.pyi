@@ -11,8 +11,8 @@ def opt_out(module: object, value: bool, /) -> None: ...
 def stats() -> dict[str, Any]: ...
 def explain(module: object, /) -> dict[str, Any]:
     """The record behind cuvil.explain(): type, and for each module inside that was looked at, in "modules": path, type,
-    state, calls, planned_calls, eager_calls, plans, refusals (code, file, line, message, advice, count), branches (file,
-    line, column, instruction, kind "truth", "none" or "loop", taken, not_taken, probability) and branches_dropped.
+    state, calls, planned_calls, eager_calls, plans, refusals (code, file, line, message, advice, count),
+    refusals_dropped, branches (file, line, column, instruction, kind "truth", "none" or "loop", taken, not_taken, probability) and branches_dropped.
     """
 
 def interpreter_self_test() -> str:

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_MAX_LINES = 12  # Source lines and refusals shown in text; to_dict() has all of them.
+_MAX_LINES = 12  # Source lines and refusals shown in text; to_dict() has all that are kept.
 _MAX_BRANCHES = 5
 _PACKAGES = ("site-packages", "dist-packages")
 # What a branch asks, said of the times when the answer was yes.
@@ -208,6 +208,9 @@ def _refusal_lines(module: Mapping[str, Any]) -> list[str]:
         lines.append(f"  not planned [{refusal.get('code', '?')}]{again}: {place}{refusal.get('message', '')}")
         if refusal.get("advice"):
             lines.append(f"    advice: {refusal['advice']}")
+    dropped = int(module.get("refusals_dropped", 0))
+    if dropped:
+        more.append(f"    … and {count(dropped, 'refusal')} more, at places or for reasons that are not kept")
     return lines + more
 
 

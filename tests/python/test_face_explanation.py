@@ -170,6 +170,14 @@ def test_refusal_shows_reason_place_and_advice() -> None:
     assert explanation.summary() == "runs as CPython would; 100 calls, 0 by plan"
 
 
+def test_refusals_that_are_not_shown_or_not_kept_are_counted() -> None:
+    refusals = [{**REFUSAL, "line": n} for n in range(14)]
+    text = str(Explanation(record(state="refused", plans=[], refusals=refusals, refusals_dropped=5)))
+    assert text.endswith(
+        "\n    … 2 refusals more in to_dict()\n    … and 5 refusals more, at places or for reasons that are not kept"
+    )
+
+
 def test_children_planned_in_place_of_a_refused_parent_are_counted() -> None:
     data = record(state="refused", plans=[], planned_calls=0, refusals=[REFUSAL])
     data["modules"] += [

@@ -397,6 +397,32 @@ def test_a_refusal_that_settles_is_tried_again_at_once(enable: Any) -> None:
     assert fake.module_state(model)["state"] == "planned"
 
 
+def test_equal_refusals_are_one_and_those_beyond_the_bound_are_counted(enable: Any) -> None:
+    enable()
+    script = use(Script())
+    model = Double()
+
+    def refuse_until(traced: int, reason: Any) -> None:
+        script.refuse = lambda args, kwargs: ("data-read", reason(), True)
+        for rows in range(1, 5000):
+            if script.traced >= traced:
+                return
+            model(torch.ones(rows % 100 + 1, 3))
+        raise AssertionError("traced too seldom")
+
+    refuse_until(3, lambda: "reads tensor data")
+    (refusal,) = fake.module_state(model)["refusals"]
+    assert refusal["count"] == 3
+    refuse_until(40, lambda: f"reason {script.traced}")
+    state = fake.module_state(model)
+    assert len(state["refusals"]) == 32
+    assert state["refusals_dropped"] == 40 - 3 - 31
+    assert sum(refusal["count"] for refusal in state["refusals"]) + state["refusals_dropped"] == script.traced
+    fake.reset()
+    model(X)
+    assert fake.module_state(model)["refusals_dropped"] == 0
+
+
 def test_refused_calls_cost_no_hash(enable: Any) -> None:
     enable(prepare="background")
     script = use(Script())
