@@ -19,6 +19,7 @@ namespace cuvil::agent {
 namespace {
 
 constexpr char kAdviceTensor[] = "keep the value in a tensor (torch.where, masks), or compute it before the call";
+constexpr char kAdviceMove[] = "do that before or after the call of the model";
 constexpr char kAdviceCall[] = "move the call outside of the model, or ask for the function to be modelled";
 
 std::string NameOf(PyObject* callable) {
@@ -519,8 +520,11 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
           constants_->IsConstant(self)) {
         return;
       }
-      Refuse(entry.reason != nullptr && absl::StrContains(entry.reason, "data") ? "data-read" : "c-callable",
-             absl::StrCat(NameOf(callable), " ", entry.reason), kAdviceTensor);
+      if (entry.reason != nullptr && absl::StrContains(entry.reason, "data")) {
+        Refuse("data-read", absl::StrCat(NameOf(callable), " ", entry.reason), kAdviceTensor);
+      } else {
+        Refuse("c-callable", absl::StrCat(NameOf(callable), " ", entry.reason), kAdviceMove);
+      }
       return;
     case CallModel::kPure:
       return deep();
@@ -578,7 +582,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
     case CallModel::kObjectDelAttr:
       if (self != nullptr && argument(0) != nullptr && PyUnicode_Check(argument(0))) {
         if (IsTensor(self)) {
-          Refuse("tensor-attribute", "sets an attribute of a tensor", kAdviceTensor);
+          Refuse("tensor-attribute", "sets an attribute of a tensor", "hand the value on beside the tensor");
           return;
         }
         SetGenericAttr(self, argument(0));

@@ -1,9 +1,11 @@
 #include "agent/capture.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -13,6 +15,7 @@
 #include "agent/captured_tensors.h"
 #include "agent/collector_pause.h"
 #include "agent/dispatch_keys.h"
+#include "agent/forward_place.h"
 #include "agent/frame_hook.h"
 #include "agent/guards.h"
 #include "agent/input_signature.h"
@@ -123,10 +126,17 @@ class CaptureBuilder {
   static std::shared_ptr<Capture> Build(Tracer* tracer, OpRecorder* recorder, InputSignature signature,
                                         const TorchState& state, PyObject* result, uint64_t hash, Refusal* refusal) {
     HeapLog& heap = tracer->heap();
+    const auto at = [](Refusal made, const CodePlace& place) {
+      made.file = place.file;
+      made.line = place.line;
+      return made;
+    };
     std::vector<bool> old = heap.FindOld(result);
     const std::vector<HeapEntry>& entries = heap.entries();
     if (old.size() != entries.size()) {
-      *refusal = MakeRefusal("output", "the result reaches too many objects", "return tensors and small containers");
+      *refusal = at(
+          MakeRefusal("output", "the result reaches too many objects", "return tensors and small containers of them"),
+          tracer->ReturnPlace());
       return nullptr;
     }
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -143,8 +153,9 @@ class CaptureBuilder {
     std::unordered_set<PyObject*> guarded = GuardedValues(entries, guarding);
     for (PyObject* tensor : recorder->captured()) {
       if (heap.IsNew(tensor) || guarded.count(tensor) == 0) {
-        *refusal = MakeRefusal("unknown-tensor", "an operator uses a tensor that the call made by unknown means",
-                               "make tensors with torch functions");
+        *refusal = at(MakeRefusal("unknown-tensor", "an operator uses a tensor that the call made by unknown means",
+                                  "make tensors with torch functions"),
+                      FirstUse(*tracer, *recorder, tensor));
         return nullptr;
       }
     }
@@ -154,16 +165,17 @@ class CaptureBuilder {
                              "pass a copy, or read it from one place");
       return nullptr;
     }
-    for (PyObject* tensor : tracer->compared_with_arguments()) {
-      if (guarded.count(tensor) != 0) continue;
-      *refusal = MakeRefusal("identity", "an argument is compared by identity with a tensor that no guard covers",
-                             "compare values, or pass a flag");
+    for (size_t i = 0; i < tracer->compared_with_arguments().size(); ++i) {
+      if (guarded.count(tracer->compared_with_arguments()[i]) != 0) continue;
+      *refusal = at(MakeRefusal("identity", "an argument is compared by identity with a tensor that no guard covers",
+                                "compare values, or pass a flag"),
+                    PlaceOf(tracer->source(tracer->compared_at()[i])));
       return nullptr;
     }
-    std::string why_not;
+    OutputRecipe::WhyNot why_not;
     std::unique_ptr<OutputRecipe> output = OutputRecipe::Describe(result, heap, guarded, signature, recorder, &why_not);
     if (output == nullptr) {
-      *refusal = MakeRefusal("output", why_not, "return tensors, containers of them, dataclasses or plain values");
+      *refusal = at(MakeRefusal("output", why_not.message, why_not.advice), tracer->ReturnPlace());
       return nullptr;
     }
     // An argument tensor that the call also found somewhere else must be found there again.
@@ -176,7 +188,9 @@ class CaptureBuilder {
     const std::vector<bool> kept = WithoutFleetingInputs(entries, old, signature);
     capture->guards_ = std::make_unique<GuardSet>(heap, kept);
     if (const std::string& why = capture->guards_->why_not(); !why.empty()) {
-      *refusal = MakeRefusal("unknown-object", why, "keep it out of what forward reads");
+      *refusal = MakeRefusal("unknown-object", why,
+                             "let its class have weak references (\"__weakref__\" among its __slots__), or keep it out "
+                             "of what forward reads");
       return nullptr;
     }
     capture->captured_ = std::make_unique<CapturedTensors>();
@@ -225,6 +239,25 @@ class CaptureBuilder {
   }
 
  private:
+  static CodePlace PlaceOf(const trace::SourceLocation& source) { return {source.user_file, source.user_line}; }
+
+  // Of the first operator that reads the tensor.
+  static CodePlace FirstUse(const Tracer& tracer, OpRecorder& recorder, PyObject* tensor) {
+    const cir::Graph& graph = recorder.graph().graph();
+    const std::optional<cir::ValueId> value = recorder.Find(tensor);
+    const auto reads = [&](const cir::Operand& operand) {
+      if (const auto* id = std::get_if<cir::ValueId>(&operand)) return *id == *value;
+      const auto* list = std::get_if<cir::ValueList>(&operand);
+      return list != nullptr && std::find(list->begin(), list->end(), value) != list->end();
+    };
+    size_t index = 0;
+    for (const cir::Op& op : graph.ops) {
+      if (!value || std::none_of(op.operands.begin(), op.operands.end(), reads)) continue;
+      if (absl::SimpleAtoi(graph.sources[op.source], &index)) return PlaceOf(tracer.source(index));
+    }
+    return {};
+  }
+
   // The graph's sources are numbers of the tracer's until here. Gives them their words, and the trace the same table.
   static void NameSources(std::vector<trace::SourceLocation> all, cir::Graph* graph, trace::Trace* trace) {
     for (std::string& text : graph->sources) {
@@ -326,9 +359,11 @@ absl::Status InitializeCapture() {
   return absl::OkStatus();
 }
 
-CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
+namespace {
+
+// CaptureCall() without the time and without the place of refusals that concern the whole call.
+CaptureOutcome RunWatched(const CallArgs& call, vectorcallfunc original) {
   CaptureOutcome outcome;
-  uint64_t start = scheduler::MonotonicNs();
   auto run = [&] {
     // The function itself: callers that go through the slot would come back to us.
     return original(ModuleCallFunction(), call.args, call.nargsf, call.kwnames);
@@ -337,9 +372,9 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
   std::string untouched = TorchStateReader::WhyUntouched(state);
   if (untouched.empty() && !DispatchKeys::StateIsUsual()) untouched = "torch's dispatch keys are set in an unusual way";
   if (!untouched.empty()) {
-    outcome.refusal = MakeRefusal("torch-mode", untouched, "the call runs as it is while that lasts", true);
+    outcome.refusal = MakeRefusal("torch-mode", untouched,
+                                  "call the model where that is not so; until then its calls run as they are", true);
     outcome.result = run();
-    outcome.trace_ns = scheduler::MonotonicNs() - start;
     return outcome;
   }
   uint64_t hash = SignatureHash(call);
@@ -351,19 +386,18 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
     tracer.set_root(&root);
     OpRecorder recorder(&tracer);
     InputSignature signature;
-    std::string why_not;
+    tracer.set_forward(ForwardCode(call.args[0]));
+    InputSignature::WhyNot why_not;
     if (!InputSignature::Describe(call, &recorder, &tracer.heap(), &signature, &why_not)) {
-      outcome.refusal = MakeRefusal("argument", why_not, "the call runs as it is");
+      outcome.refusal = MakeRefusal("argument", why_not.message, why_not.advice);
       outcome.result = run();
-      outcome.trace_ns = scheduler::MonotonicNs() - start;
       return outcome;
     }
     absl::StatusOr<std::unique_ptr<TraceExtent>> extent = TraceExtent::Begin(&tracer);
     if (!extent.ok()) {
       outcome.refusal = MakeRefusal("extent", std::string(extent.status().message()),
-                                    "remove the other tool, or call without it", true);
+                                    "end what else watches the program, or call the model without it", true);
       outcome.result = run();
-      outcome.trace_ns = scheduler::MonotonicNs() - start;
       return outcome;
     }
     if (!recorder.Start()) {
@@ -375,16 +409,27 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
     absl::Status watched = (*extent)->status();
     extent->reset();
 
+    const PyObject* raised = PyErr_Occurred();
+    const std::string exception = raised == nullptr || !PyType_Check(raised)
+                                      ? "exception"
+                                      : reinterpret_cast<const PyTypeObject*>(raised)->tp_name;
     ErrorScope errors;
+    const auto at = [&](const CodePlace& place) {
+      outcome.refusal.file = place.file;
+      outcome.refusal.line = place.line;
+    };
     outcome.branches = tracer.BranchCounts();
     if (tracer.refused()) {
       outcome.refusal = tracer.refusal();
     } else if (outcome.result == nullptr) {
-      outcome.refusal = MakeRefusal("exception", "the call raised an exception", "it may depend on data", true);
+      outcome.refusal = MakeRefusal("exception", absl::StrCat("the call raised ", exception),
+                                    "mend what it says, if that is a mistake; a later call is tried again", true);
+      at(tracer.RaisePlace());
     } else if (!watched.ok()) {
       outcome.refusal = MakeRefusal("extent", std::string(watched.message()), "the next call is traced anew", true);
     } else if (tracer.locks_held() != 0) {
       outcome.refusal = MakeRefusal("lock", "takes a lock and keeps it", "release locks inside of the call");
+      at(tracer.LockPlace());
     } else if (TorchStateReader::Read() != state) {
       outcome.refusal = MakeRefusal("ambient-write", "leaves torch's ambient state changed", "set it around the call");
     } else {
@@ -392,6 +437,22 @@ CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
                                               &outcome.refusal);
     }
   }
+  return outcome;
+}
+
+}  // namespace
+
+void PlaceAtForward(PyObject* module, Refusal* refusal) {
+  if (!refusal->file.empty() && refusal->line > 0) return;
+  CodePlace place = ForwardPlace(module);
+  refusal->file = std::move(place.file);
+  refusal->line = place.line;
+}
+
+CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original) {
+  const uint64_t start = scheduler::MonotonicNs();
+  CaptureOutcome outcome = RunWatched(call, original);
+  if (!outcome.refusal.empty()) PlaceAtForward(call.args[0], &outcome.refusal);
   outcome.trace_ns = scheduler::MonotonicNs() - start;
   return outcome;
 }

@@ -49,6 +49,10 @@ struct Refusal {
   bool empty() const { return code.empty(); }
 };
 
+// Gives a refusal that no instruction is the reason for, or whose instruction is not known, a place: the module's
+// forward. No Python code runs.
+void PlaceAtForward(PyObject* module, Refusal* refusal);
+
 // References that keep the captured tensors of one running plan alive while the GIL is released.
 //
 // Threads: GIL held for every member, destructor included.
@@ -144,7 +148,7 @@ struct CaptureOutcome {
 };
 
 // Runs the call for real, exactly as `original` would, and watches it. The caller has made sure that no other
-// trace is active on any thread. Never fails: at worst there is a result and a refusal.
+// trace is active on any thread. Never fails: at worst there is a result and a refusal, which says where.
 CaptureOutcome CaptureCall(const CallArgs& call, vectorcallfunc original);
 
 // Constant-time hash of a call's signature; equal signatures hash equal. Runs no Python code.

@@ -85,7 +85,7 @@ uint64_t SignatureHash(const CallArgs& call) {
 }
 
 bool InputSignature::Describe(const CallArgs& call, OpRecorder* recorder, HeapLog* heap, InputSignature* signature,
-                              std::string* why_not) {
+                              WhyNot* why_not) {
   signature->num_positional_ = call.num_positional();
   for (Py_ssize_t i = 0; i < call.num_keywords(); ++i) {
     signature->keyword_names_.emplace_back(PyTuple_GET_ITEM(call.kwnames, i));
@@ -96,7 +96,7 @@ bool InputSignature::Describe(const CallArgs& call, OpRecorder* recorder, HeapLo
   return true;
 }
 
-bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, std::string* why_not, int depth) {
+bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, WhyNot* why_not, int depth) {
   // Tensors and mutable containers have an identity that the call can see.
   bool has_identity = IsTensor(object) || PyList_CheckExact(object) || PyDict_CheckExact(object);
   if (has_identity) {
@@ -116,11 +116,13 @@ bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, 
   PyTypeObject* type = Py_TYPE(object);
   if (IsTensor(object)) {
     if (!Bridge().IsExactTensor(object) && !Bridge().IsExactParameter(object)) {
-      *why_not = absl::StrCat("an argument is a tensor subclass, ", type->tp_name);
+      why_not->message = absl::StrCat("an argument is a tensor subclass, ", type->tp_name);
+      why_not->advice = "pass a plain tensor; modules inside that are given such are planned on their own";
       return false;
     }
     if (!IsPlainTensor(Bridge().Read(Bridge().FromPyObject(object)))) {
-      *why_not = "an argument is not a plain strided tensor (conj, neg, zero, sparse, quantized, …)";
+      why_not->message = "an argument is not a plain strided tensor (conj, neg, zero, sparse, quantized, …)";
+      why_not->advice = "make it plain before the call: resolve_conj(), resolve_neg(), to_dense(), dequantize()";
       return false;
     }
     recorder->AddInput(object);
@@ -172,7 +174,8 @@ bool InputSignature::Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, 
   }
   nodes_[position].value = ExpectedValue(object);
   if (nodes_[position].value.unknown()) {
-    *why_not = absl::StrCat("an argument is a ", type->tp_name, ", which cannot be told from another one");
+    why_not->message = absl::StrCat("an argument is a ", type->tp_name, ", which cannot be told from another one");
+    why_not->advice = "pass tensors, numbers, strings, containers of them, or objects that can be referenced weakly";
     return false;
   }
   return true;

@@ -23,10 +23,16 @@ class HeapLog;
 // Threads: GIL held.
 class InputSignature {
  public:
+  // Why an argument cannot be part of a signature, and what to pass in its place.
+  struct WhyNot {
+    std::string message;
+    const char* advice = "";
+  };
+
   // Registers every tensor with the recorder and every container with the heap log. False with a reason: the call
   // has an argument that cannot be part of a signature.
   static bool Describe(const CallArgs& call, OpRecorder* recorder, HeapLog* heap, InputSignature* signature,
-                       std::string* why_not);
+                       WhyNot* why_not);
 
   bool Matches(const CallArgs& call) const;
   // The graph's input tensors, in order; borrowed. False if the arguments have lost their structure meanwhile.
@@ -56,7 +62,7 @@ class InputSignature {
     std::vector<ExpectedValue> keys;  // kDict
   };
 
-  bool Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, std::string* why_not, int depth);
+  bool Add(PyObject* object, OpRecorder* recorder, HeapLog* heap, WhyNot* why_not, int depth);
   bool Walk(const CallArgs& call, bool compare) const;
   bool MatchNode(PyObject* object, bool compare) const;
 

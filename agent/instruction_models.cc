@@ -118,6 +118,7 @@ void Tracer::CompareIdentity(PyObject* left, PyObject* right) {
     PyObject* older = constants_->IsArgument(left) ? right : left;
     heap_.Hold(older);
     compared_with_arguments_.push_back(older);
+    compared_at_.push_back(CurrentSource());
     return;
   } else if (!heap_.IsStructural(left) && !heap_.IsStructural(right)) {
     return;
@@ -621,7 +622,7 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
     case Op::kCall: {
       CallSiteView call;
       if (!DecodeCall(frame, site, sp, &call)) {
-        Refuse("call", "a call could not be decoded", "report this line");
+        Refuse("call", "a call could not be decoded", "please report this line");
         return;
       }
       Arguments args{call.args, call.nargs, call.kwnames};
@@ -631,7 +632,7 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
     case Op::kCallEx: {
       CallExView call;
       if (!DecodeCallEx(frame, site, sp, &call)) {
-        Refuse("call", "a call could not be decoded", "report this line");
+        Refuse("call", "a call could not be decoded", "please report this line");
         return;
       }
       return CallExpanded(call.callable, call.positional, call.keywords);

@@ -29,6 +29,7 @@ struct OpRecorder::Overload {
 namespace {
 
 constexpr char kAdviceData[] = "keep the computation in tensors (torch.where, masks) so that no value leaves them";
+constexpr char kAdviceOperator[] = "use another operator, or give it a module of its own: those beside it are planned";
 constexpr char kAdviceOrigin[] = "make tensors with torch functions, outside of the model if they never change";
 
 struct TorchObjects {
@@ -256,7 +257,7 @@ bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
   }
   if (!Bridge().IsExactTensor(tensor) && !Bridge().IsExactParameter(tensor)) {
     tracer_->Refuse("tensor-subclass", absl::StrCat("uses a tensor subclass, ", Py_TYPE(tensor)->tp_name),
-                    "tensor subclasses run as they are");
+                    "use plain tensors inside of the model; modules that see nothing else are planned on their own");
     return false;
   }
   if (!tracer_->heap().HasSeen(tensor)) {
@@ -268,7 +269,7 @@ bool OpRecorder::ToValue(PyObject* tensor, cir::ValueId* value) {
   if (!IsPlainTensor(meta)) {
     tracer_->Refuse("tensor-kind",
                     "uses a tensor that is not plain and strided (conj, neg, zero, sparse, quantized, …)",
-                    "the call runs as it is");
+                    "make it plain before the call: resolve_conj(), resolve_neg(), to_dense(), dequantize()");
     return false;
   }
   *value = graph_.AddCaptured(meta.ToType(), StorageOf(tensor));
@@ -384,7 +385,7 @@ PyObject* OpRecorder::Handle(PyObject* object, PyObject* args, PyObject* kwargs)
   if (result == nullptr) {
     ErrorScope errors;
     tracer_->Refuse("operator-error", absl::StrCat(overload->schema.name, " raised an exception"),
-                    "whether it does may depend on data");
+                    "call it only where it does not raise; modules that do not call it are planned on their own");
     return nullptr;
   }
   ErrorScope errors;
@@ -414,7 +415,7 @@ void OpRecorder::Record(const Overload& overload, PyObject* args, PyObject* kwar
   if (!overload.status.ok()) {
     bool data = overload.schema.returns_non_tensor || absl::StrContains(overload.status.message(), "data");
     tracer_->Refuse(data ? "data-read" : "operator", std::string(overload.status.message()),
-                    data ? kAdviceData : "the operator runs as it is");
+                    data ? kAdviceData : kAdviceOperator);
     return;
   }
   if (overload.is_lift) return;  // its argument is a constant: RecordResult
@@ -432,7 +433,7 @@ void OpRecorder::Record(const Overload& overload, PyObject* args, PyObject* kwar
     if (value == nullptr) {
       if (!argument.default_value) {
         tracer_->Refuse("operator", absl::StrCat(schema.name, " is called without its argument ", argument.name),
-                        "report this line");
+                        "please report this line");
         return;
       }
       operand = *argument.default_value;
@@ -487,13 +488,13 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
     // A constant of the program. It may be written to later in the call, so every run starts from a fresh copy.
     described = Describe(T().clone.get());
     if (!Bridge().IsExactTensor(result)) {
-      tracer_->Refuse("operator", "a constant is no plain tensor", "report this line");
+      tracer_->Refuse("operator", "a constant is no plain tensor", "please report this line");
       return;
     }
     OwnedRef copy = OwnedRef::Steal(PyObject_CallMethod(result, "clone", nullptr));
     if (!copy) {
       PyErr_Clear();
-      tracer_->Refuse("operator", "a constant cannot be copied", "report this line");
+      tracer_->Refuse("operator", "a constant cannot be copied", "please report this line");
       return;
     }
     torch_abi::TensorRef ref = Bridge().FromPyObject(copy.get());
@@ -589,7 +590,7 @@ void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand
   }
   if (failed) {
     tracer_->Refuse("operator", absl::StrCat(schema.name, " returns something that is no plain tensor"),
-                    "the operator runs as it is");
+                    kAdviceOperator);
     return;
   }
   if (op.effects.is_random) has_random_ops_ = true;

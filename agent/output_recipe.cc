@@ -57,7 +57,7 @@ struct OutputRecipe::Describer {
   const std::unordered_set<PyObject*>& guarded;
   const InputSignature& inputs;
   OpRecorder* recorder;
-  std::string* why_not;
+  WhyNot* why_not;
   std::unordered_map<PyObject*, uint32_t> done;
   std::unordered_map<uint32_t, uint32_t> output_of_value;
   std::unordered_set<PyObject*> attribute_dicts;
@@ -83,7 +83,8 @@ struct OutputRecipe::Describer {
   // Index of the node, or -1.
   int64_t Add(PyObject* object, int depth) {
     if (recipe->nodes_.size() > kMaxNodes || depth > 64) {
-      *why_not = "the result is too large to be rebuilt";
+      why_not->message = "the result is too large to be rebuilt";
+      why_not->advice = "return fewer objects, and lists that are nested less deeply";
       return -1;
     }
     auto index = static_cast<uint32_t>(recipe->nodes_.size());
@@ -109,11 +110,13 @@ struct OutputRecipe::Describer {
     if (!heap.IsNew(object) && !PyTuple_Check(object)) {
       // It existed before: the guards prove that the same place still holds it.
       if (!heap.HasSeen(object)) {
-        *why_not = absl::StrCat("the result holds a ", type->tp_name, " that no watched read produced");
+        why_not->message = absl::StrCat("the result holds a ", type->tp_name, " that no watched read produced");
+        why_not->advice = "make it inside of the call, or keep it in an attribute that forward reads";
         return -1;
       }
       if (SetExisting(index, object)) return index;
-      *why_not = absl::StrCat("the result holds a ", type->tp_name, " that is held where no guard looks");
+      why_not->message = absl::StrCat("the result holds a ", type->tp_name, " that is held where no guard looks");
+      why_not->advice = "keep it in an attribute of the model, or make it inside of the call";
       return -1;
     }
     return AddContainer(object, index, depth);
@@ -130,15 +133,18 @@ struct OutputRecipe::Describer {
     std::optional<cir::ValueId> value = recorder->Find(tensor);
     if (!value || recorder->graph().graph().value(*value).origin == cir::Origin::kCaptured) {
       if (!heap.HasSeen(tensor) || heap.IsNew(tensor)) {
-        *why_not = "the result holds a tensor that no operator made";
+        why_not->message = "the result holds a tensor that no operator made";
+        why_not->advice = "make result tensors with torch functions";
         return -1;
       }
       if (SetExisting(index, tensor)) return index;
-      *why_not = "the result holds a tensor that is held where no guard looks";
+      why_not->message = "the result holds a tensor that is held where no guard looks";
+      why_not->advice = "keep it in an attribute or a buffer of the model";
       return -1;
     }
     if (HasInstanceAttributes(tensor)) {
-      *why_not = "a result tensor carries Python attributes";
+      why_not->message = "a result tensor carries Python attributes";
+      why_not->advice = "set no attributes on tensors; return the value beside the tensor";
       return -1;
     }
     auto [found, inserted] =
@@ -166,11 +172,13 @@ struct OutputRecipe::Describer {
     }
     const bool is_new = heap.IsNew(key);
     if (!IsAtom(key) && is_new && !(PyTuple_CheckExact(key) && IsPlainKey(key))) {
-      *why_not = "the result has a dict whose keys were made by the call";
+      why_not->message = "the result has a dict whose keys were made by the call";
+      why_not->advice = "use strings, numbers or enum members as keys";
       return false;
     }
     if (PyTuple_Check(key) && !is_new && inputs.PositionOf(key) < 0) {
-      *why_not = "the result has a dict with a tuple as key that would have to be the same again";
+      why_not->message = "the result has a dict with a tuple as key that would have to be the same again";
+      why_not->advice = "use strings or numbers as keys, or make the tuple inside of the call";
       return false;
     }
     return AddChild(index, key, depth, &Node::children);
@@ -191,7 +199,9 @@ struct OutputRecipe::Describer {
     // self`), would show.
     const bool is_shared = Py_REFCNT(attributes) > 1 && !heap.IsNew(attributes);
     if (!PyDict_CheckExact(attributes) || is_shared || !attribute_dicts.insert(attributes).second) {
-      *why_not = absl::StrCat("the attributes of a ", Py_TYPE(object)->tp_name, " in the result are not its own");
+      why_not->message =
+          absl::StrCat("the attributes of a ", Py_TYPE(object)->tp_name, " in the result are not its own");
+      why_not->advice = "return objects that share their __dict__ with nothing";
       return false;
     }
     Py_ssize_t position = 0;
@@ -199,7 +209,8 @@ struct OutputRecipe::Describer {
     PyObject* value;
     while (PyDict_Next(attributes, &position, &key, &value)) {
       if (!PyUnicode_CheckExact(key)) {
-        *why_not = "the result has an attribute whose name is no str";
+        why_not->message = "the result has an attribute whose name is no str";
+        why_not->advice = "name attributes by plain strings";
         return false;
       }
       recipe->nodes_[index].attribute_names.push_back(OwnedRef::New(key));
@@ -211,7 +222,8 @@ struct OutputRecipe::Describer {
   int64_t AddContainer(PyObject* object, uint32_t index, int depth) {
     PyTypeObject* type = Py_TYPE(object);
     if (!SetType(index, type)) {
-      *why_not = absl::StrCat("the type ", type->tp_name, " cannot be told from another one");
+      why_not->message = absl::StrCat("the type ", type->tp_name, " cannot be told from another one");
+      why_not->advice = "define the class at the top of its file";
       return -1;
     }
     PyTypeObject* base = BuiltinBase(type);
@@ -279,7 +291,7 @@ struct OutputRecipe::Describer {
       recipe->nodes_[index].kind = Kind::kInstance;
       std::vector<Py_ssize_t> offsets;
       if (!SlotsOf(type, &offsets)) {
-        *why_not = absl::StrCat("the result holds a ", type->tp_name, " with C data");
+        why_not->message = absl::StrCat("the result holds a ", type->tp_name, " with C data");
         return -1;
       }
       for (Py_ssize_t offset : offsets) {
@@ -291,7 +303,7 @@ struct OutputRecipe::Describer {
       }
       return AddAttributes(index, object, depth) ? int64_t{index} : -1;
     }
-    *why_not = absl::StrCat("the result holds an object of type ", type->tp_name);
+    why_not->message = absl::StrCat("the result holds an object of type ", type->tp_name);
     return -1;
   }
 };
@@ -299,18 +311,19 @@ struct OutputRecipe::Describer {
 std::unique_ptr<OutputRecipe> OutputRecipe::Describe(PyObject* result, const HeapLog& heap,
                                                      const std::unordered_set<PyObject*>& guarded,
                                                      const InputSignature& inputs, OpRecorder* recorder,
-                                                     std::string* why_not) {
+                                                     WhyNot* why_not) {
   auto recipe = std::make_unique<OutputRecipe>();
   Describer describer{recipe.get(), heap, guarded, inputs, recorder, why_not, {}, {}, {}};
   if (describer.Add(result, 0) < 0) return nullptr;
   for (PyObject* attributes : describer.attribute_dicts) {
     if (describer.done.count(attributes) == 0) continue;
-    *why_not = "the result holds an object beside its own __dict__";
+    why_not->message = "the result holds an object beside its own __dict__";
+    why_not->advice = "return the object, or a copy of its __dict__";
     return nullptr;
   }
   for (const Node& node : recipe->nodes_) {
     if (node.kind != Kind::kAtom || node.object) continue;
-    *why_not = "the result holds something that could not be described";
+    why_not->message = "the result holds something that could not be described";
     return nullptr;
   }
   return recipe;

@@ -25,13 +25,18 @@ class OpRecorder;
 // Threads: GIL held.
 class OutputRecipe {
  public:
+  // Why a result cannot be rebuilt, and what to return in its place.
+  struct WhyNot {
+    std::string message;
+    const char* advice = "return tensors, containers of them, dataclasses or plain values";
+  };
+
   // Describes `result` after the trace; adds the tensors it needs to the graph's outputs. Null with a reason if some
   // part of it cannot be rebuilt.
   // `guarded`: what the guards prove to be where it was.
   static std::unique_ptr<OutputRecipe> Describe(PyObject* result, const HeapLog& heap,
                                                 const std::unordered_set<PyObject*>& guarded,
-                                                const InputSignature& inputs, OpRecorder* recorder,
-                                                std::string* why_not);
+                                                const InputSignature& inputs, OpRecorder* recorder, WhyNot* why_not);
 
   // New reference; null without an exception if a part is gone.
   PyObject* Build(const CallArgs& call, const InputSignature& inputs,
@@ -45,7 +50,7 @@ class OutputRecipe {
     kAtom,
     kTuple,  // tuple or a subclass of it
     kList,
-    kDict,  // dict or a subclass of it, with the instance's attributes
+    kDict,      // dict or a subclass of it, with the instance's attributes
     kInstance,  // an object made by the call, filled attribute by attribute
     kSlice,
     kRepeat,  // the same object as an earlier node

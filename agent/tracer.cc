@@ -56,9 +56,9 @@ void Tracer::Refuse(const char* code, std::string message, const char* advice, b
   refusal_.advice = advice;
   refusal_.retry = retry;
   if (!frames_.empty()) {
-    const Frame& where = UserFrame();
-    refusal_.file = Text(where.code->co_filename);
-    refusal_.line = ExactSourceLine(where.code, std::max(where.offset, 0));
+    CodePlace place = PlaceIn(UserFrame());
+    refusal_.file = std::move(place.file);
+    refusal_.line = place.line;
   }
 }
 
@@ -82,7 +82,7 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
     }
     if (!instrumented) {
       Refuse("frame", absl::StrCat("a frame cannot be watched: ", why_not),
-             "generators that were started before the call cannot be followed", true);
+             "make generators inside of the call; if the stack was full, a later call finds room", true);
     }
     if (generator != nullptr && !own_generator) {
       Refuse("generator-state", "resumes a generator that was made before the call",
@@ -96,9 +96,13 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
   frames_.push_back({frame.id(), frame.code(), -1, Op::kUnknown, ignored, nullptr});
 }
 
-void Tracer::OnFrameExit(const FrameView& frame, bool) noexcept {
+void Tracer::OnFrameExit(const FrameView& frame, bool raised) noexcept {
   // A frame whose entry was not announced (none is known) must not unbalance the stack.
-  if (!frames_.empty() && frames_.back().id == frame.id()) frames_.pop_back();
+  if (frames_.empty() || frames_.back().id != frame.id()) return;
+  // The first frame that an exception leaves; the next ones follow without an instruction of their own.
+  if (raised && !unwinding_ && !refused()) raised_at_ = PlaceIn(UserFrame());
+  unwinding_ = raised;
+  frames_.pop_back();
 }
 
 void Tracer::OnFrameLeave(const FrameView& frame, FrameExit exit, PyObject* result) noexcept {
@@ -124,6 +128,7 @@ void Tracer::ShowMode() {
 
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
   ShowMode();
+  unwinding_ = false;
   if (site.op == Op::kCall && !refused()) HideModeFrom(frame, site, stack_top);
   const bool announced = !frames_.empty() && frames_.back().id == frame.id() && !frames_.back().ignored;
   if (announced) WatchBranch(frames_.back(), frame, site, stack_top);
@@ -136,9 +141,10 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
   top.offset = site.offset;
   top.op = site.op;
   if (site.op == Op::kPure) return;
+  if (site.op == Op::kReturn && frame.code() == forward_) returned_at_ = PlaceIn(top);
   Dispatch(frame, site, stack_top);
   if (!heap_.problem().empty()) {
-    Refuse("unwatchable", heap_.problem(), "the state that this line reads cannot be guarded");
+    Refuse("unwatchable", heap_.problem(), "keep that object out of what forward reads, or make it plainer");
   }
   if (refused()) StopWatching();
   PyErr_Clear();
@@ -164,6 +170,7 @@ bool Tracer::HasNoNetEffect(PyCodeObject* code) {
 
 void Tracer::TakeLock() {
   ++locks_held_;
+  if (!frames_.empty()) locked_at_ = PlaceIn(UserFrame());
   // Of locks that guard caches and logging, whose content the guards compare, a plan need not know. Whoever holds the
   // program's own makes its calls wait, or fail to get it.
   const std::string file = frames_.empty() ? "" : Text(frames_.back().code->co_filename);
@@ -184,6 +191,12 @@ const Tracer::Frame& Tracer::UserFrame() const {
     if (!IsTorchCode(frame->code)) return *frame;
   }
   return frames_.back();
+}
+
+CodePlace Tracer::PlaceIn(const Frame& frame) {
+  // Some instructions that the compiler adds belong to no line.
+  const int line = ExactSourceLine(frame.code, std::max(frame.offset, 0));
+  return {Text(frame.code->co_filename), line > 0 ? line : frame.code->co_firstlineno};
 }
 
 uint32_t Tracer::CurrentSource() {

@@ -14,6 +14,7 @@
 #include "agent/capture.h"
 #include "agent/collector_pause.h"
 #include "agent/cpython_compat.h"
+#include "agent/forward_place.h"
 #include "agent/frame_hook.h"
 #include "agent/heap_log.h"
 #include "agent/instrument.h"
@@ -67,6 +68,8 @@ class Tracer final : public ProbeSink {
   void set_collector_pause(CollectorPause* pause) { collector_pause_ = pause; }
   // The call that is being traced; sources name modules by their path below it.
   void set_root(const ModuleCallScope* root) { root_ = root; }
+  // The code whose returns give the call's result, or null.
+  void set_forward(PyCodeObject* code) { forward_ = code; }
   void set_constants(ConstantTensors* constants) { constants_ = constants; }
   // Index in the trace's source table of the instruction probed last.
   uint32_t CurrentSource();
@@ -76,8 +79,15 @@ class Tracer final : public ProbeSink {
   std::vector<trace::FrameCount> FrameCounts() const;
   const trace::SourceLocation& source(uint32_t index) const { return sources_[index]; }
 
-  // Older tensors that an argument was told apart from by identity.
+  // Where the call returned what it made, where the exception that it ended with came from, and where a lock was taken
+  // last; without a file if that is not known.
+  CodePlace ReturnPlace() const { return returned_at_; }
+  CodePlace RaisePlace() const { return raised_at_; }
+  CodePlace LockPlace() const { return locked_at_; }
+
+  // Older tensors that an argument was told apart from by identity, and the sources of the lines that did so.
   const std::vector<PyObject*>& compared_with_arguments() const { return compared_with_arguments_; }
+  const std::vector<uint32_t>& compared_at() const { return compared_at_; }
   // Locks that the call took and did not give back.
   int locks_held() const { return locks_held_; }
   // The file of the innermost traced frame; empty outside of one.
@@ -178,6 +188,7 @@ class Tracer final : public ProbeSink {
   // way is not the model.
   static bool HasNoNetEffect(PyCodeObject* code);
   const Frame& UserFrame() const;
+  static CodePlace PlaceIn(const Frame& frame);
 
   HeapLog heap_;
   ConstantTensors* constants_ = nullptr;
@@ -186,6 +197,10 @@ class Tracer final : public ProbeSink {
   Refusal refusal_;
   std::vector<Frame> frames_;
   std::vector<PyObject*> compared_with_arguments_;
+  std::vector<uint32_t> compared_at_;
+  PyCodeObject* forward_ = nullptr;
+  CodePlace returned_at_, raised_at_, locked_at_;
+  bool unwinding_ = false;  // an exception leaves frame after frame
   bool mode_hidden_ = false;
   bool deep_returns_ = false;  // map() or filter() hands results of Python functions to C
   int locks_held_ = 0;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/base/attributes.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "scheduler/monotonic_clock.h"
 #include "scheduler/torch/warning_notice.h"
@@ -92,7 +93,12 @@ absl::Status RunUntracked(const ExecutionPlan& plan, const PlanStep& step, void*
 }
 
 absl::Status WithLocation(const ExecutionPlan& plan, const PlanStep& step, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(plan.DescribeOp(step.op), ": ", status.message()));
+  absl::Status located(status.code(), absl::StrCat(plan.DescribeOp(step.op), ": ", status.message()));
+  const cir::Graph& graph = plan.graph();
+  if (step.op < graph.ops.size()) {
+    located.SetPayload(kSourcePayload, absl::Cord(graph.sources[graph.ops[step.op].source]));
+  }
+  return located;
 }
 
 // One step, without the release of what it used last.

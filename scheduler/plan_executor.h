@@ -25,6 +25,9 @@
 
 namespace cuvil::scheduler {
 
+// The payload of an operator's error: its line, in the words of cir::Graph::sources.
+inline constexpr char kSourcePayload[] = "cuvil/source";
+
 class PlanExecutor {
  public:
   static absl::Status Run(const ExecutionPlan& plan, absl::Span<const torch_abi::TensorRef> inputs,

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
 #include "agent/gil.h"
@@ -18,6 +20,7 @@
 #include "agent/lifecycle/random_state.h"
 #include "agent/lifecycle/session.h"
 #include "agent/lifecycle/thread_extent.h"
+#include "scheduler/plan_executor.h"
 
 namespace cuvil::agent {
 namespace {
@@ -75,6 +78,7 @@ absl::Status Digest(ModuleState& state, const CallArgs& call, uint64_t hash, Sig
 
   if (outcome.plan == nullptr) {
     if (outcome.refusal.empty()) outcome.refusal = InternalRefusal("the trace ended without a capture or a reason");
+    PlaceAtForward(call.args[0], &outcome.refusal);
     const Refusal& refusal = outcome.refusal;
     Count(lifecycle.statistics.refused);
     ++lifecycle.refusals_by_code[refusal.code];
@@ -253,12 +257,22 @@ Refusal WarningRefusal(const absl::Status& status) {
   refusal.code = "warning";
   refusal.message = std::string(status.message());
   refusal.advice = "call the operator in a way that does not warn; the modules inside are planned where they can be";
+  if (const std::optional<absl::Cord> source = status.GetPayload(scheduler::kSourcePayload)) {
+    // "file:line in function"
+    const std::string text(*source);
+    const size_t end = text.rfind(" in ");
+    const size_t colon = end == std::string::npos ? end : text.rfind(':', end);
+    if (colon != std::string::npos && absl::SimpleAtoi(text.substr(colon + 1, end - colon - 1), &refusal.line)) {
+      refusal.file = text.substr(0, colon);
+    }
+  }
   return refusal;
 }
 
 void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal) {
   Lifecycle& lifecycle = TheLifecycle();
   entry->stage.store(PlanEntry::Stage::kDropped, std::memory_order_release);
+  PlaceAtForward(reinterpret_cast<PyWeakReference*>(state.weak.get())->wr_object, &refusal);
   ++lifecycle.refusals_by_code[refusal.code];
   state.AddRefusal(refusal);
   state.book.Ban(entry->hash);

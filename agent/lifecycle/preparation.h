@@ -29,7 +29,7 @@ PyObject* CompareCall(ModuleState& state, PyObject* callable, const CallArgs& ca
 // Why a plan one of whose operators warned (the status of its run) is out of service: only eager warns as it should.
 Refusal WarningRefusal(const absl::Status& status);
 
-// Takes an entry whose plan could not be built, or was wrong, out of service for good.
+// Takes an entry whose plan could not be built, or was wrong, out of service for good. The module is alive.
 void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal);
 
 // One internal failure: counted, and logged once per place.

@@ -423,6 +423,18 @@ def test_equal_refusals_are_one_and_those_beyond_the_bound_are_counted(enable: A
     assert fake.module_state(model)["refusals_dropped"] == 0
 
 
+def test_refusals_without_a_place_get_that_of_forward(enable: Any) -> None:
+    enable()
+    use(Script(lambda x: x * 3.0))  # differs from eager
+    model = Double()
+    for _ in range(3):
+        model(X)
+    (refusal,) = fake.module_state(model)["refusals"]
+    assert refusal["code"] == "differs"
+    assert refusal["file"].endswith("lifecycle_agent.py")
+    assert refusal["line"] == Double.forward.__code__.co_firstlineno
+
+
 def test_refused_calls_cost_no_hash(enable: Any) -> None:
     enable(prepare="background")
     script = use(Script())
