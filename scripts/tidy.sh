@@ -45,4 +45,4 @@ say "clang-tidy on ${#checked[@]} files, with the flags of $build"
 # clang has other warnings than the compiler of that build; those are checked by the builds with -Werror.
 printf '%s\0' "${checked[@]}" | xargs -0 -n 1 -P "${CUVIL_JOBS:-$(nproc)}" \
   clang-tidy --quiet --warnings-as-errors='*' -p "$build" --extra-arg=-Wno-unknown-warning-option --extra-arg=-w 2>&1 |
-  { grep -vE '^[0-9]+ warnings? generated' || true; }
+  { grep --line-buffered -vE '^[0-9]+ warnings? generated' || true; }
