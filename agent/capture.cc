@@ -19,6 +19,7 @@
 #include "agent/frame_hook.h"
 #include "agent/guards.h"
 #include "agent/input_signature.h"
+#include "agent/lifecycle/fault_injection.h"
 #include "agent/module_path.h"
 #include "agent/op_recorder.h"
 #include "agent/output_recipe.h"
@@ -28,6 +29,8 @@
 
 namespace cuvil::agent {
 namespace {
+
+constexpr char kAdviceInternal[] = "this is a limit or a defect of Cuvil; please report it";
 
 Refusal MakeRefusal(const char* code, std::string message, const char* advice, bool retry = false) {
   Refusal refusal;
@@ -222,8 +225,9 @@ class CaptureBuilder {
     capture->torch_state_ = state;
     capture->signature_hash_ = hash;
     absl::StatusOr<cir::Graph> graph = std::move(recorder->graph()).Build();
+    if (FaultInjected(FaultPoint::kVerify)) graph = absl::InternalError("injected fault: verify");
     if (!graph.ok()) {
-      *refusal = MakeRefusal("internal", std::string(graph.status().message()), "please report this");
+      *refusal = MakeRefusal("internal", std::string(graph.status().message()), kAdviceInternal, true);
       return nullptr;
     }
     const auto is_foreign = [](const cir::Value& value) { return value.type.device != cir::DeviceType::kCpu; };
@@ -400,7 +404,9 @@ CaptureOutcome RunWatched(const CallArgs& call, vectorcallfunc original) {
       outcome.result = run();
       return outcome;
     }
-    if (!recorder.Start()) {
+    if (FaultInjected(FaultPoint::kRecord)) {
+      tracer.Refuse("internal", "injected fault: record", kAdviceInternal, true);
+    } else if (!recorder.Start()) {
       PyErr_Clear();
       tracer.Refuse("torch-mode", "torch refused the recording mode", "please report this");
     }
@@ -419,7 +425,10 @@ CaptureOutcome RunWatched(const CallArgs& call, vectorcallfunc original) {
       outcome.refusal.line = place.line;
     };
     outcome.branches = tracer.BranchCounts();
-    if (tracer.refused()) {
+    if (absl::IsInternal(watched) && outcome.result != nullptr) {
+      // Whatever the tracer says follows from that.
+      outcome.refusal = MakeRefusal("internal", std::string(watched.message()), kAdviceInternal, true);
+    } else if (tracer.refused()) {
       outcome.refusal = tracer.refusal();
     } else if (outcome.result == nullptr) {
       outcome.refusal = MakeRefusal("exception", absl::StrCat("the call raised ", exception),

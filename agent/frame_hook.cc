@@ -8,6 +8,7 @@
 
 #include "agent/cpython_compat_internal.h"
 #include "agent/instrument.h"
+#include "agent/lifecycle/fault_injection.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {
@@ -138,12 +139,15 @@ constexpr char kStartedOutside[] = "the generator was created without instrument
 constexpr char kOriginalGone[] = "the code of its function was replaced while it ran";
 constexpr char kEnteredInside[] = "the frame was entered in the middle";
 constexpr char kTooDeep[] = "the recursion is too deep to follow";
-constexpr char kNoMemory[] = "out of memory";
+constexpr char kNoMemory[] = "its instrumented copy could not be made";
 
 // Points a frame that has not started to the instrumented copy. Null, or why it runs the original.
 const char* Instrument(State* state, PyThreadState* thread, _PyInterpreterFrame* frame, CodeRecord* record,
                        int allocated_stack) {
-  if (record == nullptr) return kNoMemory;
+  if (record == nullptr) {
+    Fail(state, absl::InternalError(kNoMemory));
+    return kNoMemory;
+  }
   if (record->copy() == nullptr) {
     ++state->statistics.frames_refused_code;
     return record->refusal();
@@ -205,6 +209,7 @@ PyObject* RunAnnounced(State* state, PyThreadState* thread, _PyInterpreterFrame*
       original = OwnedRef::New(reinterpret_cast<PyObject*>(entry.code));
       ++state->statistics.frames;
       if (entry.why_not == nullptr) ++state->statistics.frames_instrumented;
+      if (FaultInjected(FaultPoint::kHook)) Fail(state, absl::InternalError("injected fault: hook"));
       if (too_deep) {
         ++state->statistics.frames_too_deep;
         Fail(state, absl::ResourceExhaustedError(kTooDeep));

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "agent/boundary.h"
 #include "agent/cpython_compat_internal.h"
+#include "agent/lifecycle/fault_injection.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {
@@ -493,7 +494,7 @@ bool Instrumenter::IsCopy(PyCodeObject* code) noexcept {
 
 CodeRecord* Instrumenter::RecordFor(PyCodeObject* code) noexcept {
   if (CodeRecord* record = FindRecord(code)) return record;
-  if (g_extra_index < 0 || IsCopy(code)) return nullptr;
+  if (g_extra_index < 0 || IsCopy(code) || FaultInjected(FaultPoint::kInstrument)) return nullptr;
   ErrorScope errors;
   // A collection here would run finalizers, Python code that nobody announces.
   const int collects = PyGC_Disable();

@@ -190,6 +190,16 @@ PyObject* FaultInjectBinding(PyObject*, PyObject* arguments) noexcept {
   });
 }
 
+PyObject* FaultLeftBinding(PyObject*, PyObject* arguments) noexcept {
+  return Boundary([&]() -> absl::StatusOr<OwnedRef> {
+    const char* name;
+    if (!PyArg_ParseTuple(arguments, "s:_fault_left", &name)) return OwnedRef();
+    const absl::StatusOr<int64_t> left = FaultsLeft(name);
+    if (!left.ok()) return left.status();
+    return OwnedRef::Steal(PyLong_FromLongLong(*left));
+  });
+}
+
 PyObject* FaultPointsBinding(PyObject*, PyObject*) noexcept {
   return Boundary([] {
     RecordList names;
@@ -244,6 +254,7 @@ PyMethodDef kMethods[] = {
     {"_check_times", CheckTimesBinding, METH_VARARGS, nullptr},
     {"_dispatch_times", DispatchTimesBinding, METH_VARARGS, nullptr},
     {"_fault_inject", FaultInjectBinding, METH_VARARGS, nullptr},
+    {"_fault_left", FaultLeftBinding, METH_VARARGS, nullptr},
     {"_fault_points", FaultPointsBinding, METH_NOARGS, nullptr},
     {"_assumptions", AssumptionsBinding, METH_NOARGS, nullptr},
     {"_corrupt_assumption", CorruptAssumptionBinding, METH_VARARGS, nullptr},

@@ -47,6 +47,7 @@ class CallPlan {
   // Errors: FailedPrecondition  a tensor is not what it was
   //         Aborted             an operator failed
   //         Internal            the result could not be rebuilt
+  //         Unavailable         another internal failure
   //         Cancelled           a signal handler raised meanwhile, as KeyboardInterrupt does: that exception is
   //         pending,
   //                             and the call raises it

@@ -98,6 +98,7 @@ absl::Status CapturedPlan::Build() {
   if (!api.ok()) return api.status();
   absl::StatusOr<std::shared_ptr<const scheduler::ExecutionPlan>> plan =
       scheduler::ExecutionPlan::Build(capture_->graph(), *api, PlanOptions(*capture_, **api));
+  if (FaultInjected(FaultPoint::kMemoryPlan)) return absl::InternalError("injected fault: memory-plan");
   if (!plan.ok()) return plan.status();
   if (graph_ != nullptr) {
     // The generator of a GPU is not put back after the comparison with eager.
@@ -113,9 +114,11 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   std::vector<torch_abi::TensorRef> inputs;
   absl::Span<const torch_abi::TensorRef> captured;
   inputs.reserve(capture_->graph().inputs.size());
-  if (FaultInjected(FaultPoint::kCollect) || !capture_->CollectTensors(call, &pins, &inputs, &captured)) {
+  if (FaultInjected(FaultPoint::kCollect)) return absl::UnavailableError("injected fault: collect");
+  if (!capture_->CollectTensors(call, &pins, &inputs, &captured)) {
     return absl::FailedPreconditionError("a tensor is not what it was");
   }
+  if (FaultInjected(FaultPoint::kRunBegin)) return absl::UnavailableError("injected fault: run-begin");
   std::vector<torch_abi::OwnedTensor> outputs;
   absl::Status status;
   bool answered = false;
@@ -141,13 +144,13 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
                                           steps ? steps->observer() : nullptr);
     if (begin_ns != 0) graph_->EndOperators(begin_ns);
   }
-  if (status.ok() && FaultInjected(FaultPoint::kRun)) status = absl::AbortedError("injected fault: run");
+  if (status.ok() && FaultInjected(FaultPoint::kRun)) return absl::UnavailableError("injected fault: run");
   // Whatever an operator says, eager will say it better. An interruption is not about the operator.
   if (absl::IsCancelled(status) || absl::IsUnimplemented(status)) return status;
   if (!status.ok()) return absl::AbortedError(status.message());
 
   OwnedRef result = OwnedRef::Steal(capture_->BuildOutput(call, std::move(outputs)));
-  if (FaultInjected(FaultPoint::kRebuild)) result.reset();
+  if (FaultInjected(FaultPoint::kRebuild)) return absl::InternalError("injected fault: rebuild");
   if (!result) {
     PyErr_Clear();
     return absl::InternalError("the result could not be rebuilt");

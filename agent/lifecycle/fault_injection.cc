@@ -87,6 +87,12 @@ absl::Status InjectFaults(std::string_view text) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<int64_t> FaultsLeft(std::string_view name) {
+  const size_t point = Find(name);
+  if (point == kNumPoints) return NoSuchPoint(name);
+  return remaining[point].load(std::memory_order_relaxed);
+}
+
 void DisarmFaults() {
   for (size_t i = 0; i < kNumPoints; ++i) Arm(i, 0);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace cuvil::agent {
 
@@ -43,6 +44,11 @@ absl::Status InjectFault(std::string_view name, int64_t count);
 //
 // Errors: InvalidArgument  as above, or a count that is no number; nothing is armed then
 absl::Status InjectFaults(std::string_view text);
+
+// How many of the failures asked for at the named point have not happened yet; negative: there is no end.
+//
+// Errors: InvalidArgument  no point of that name
+absl::StatusOr<int64_t> FaultsLeft(std::string_view name);
 
 void DisarmFaults();
 

@@ -83,6 +83,19 @@ bool DecideByEntry(ModuleState& state, const CallArgs& call, const EntryPtr& ent
       WaitForBuild(*entry);
       if (entry->stage.load(std::memory_order_acquire) != PlanEntry::Stage::kBuilt) return true;
     }
+    if (!entry->build_status.ok() && !absl::IsUnimplemented(entry->build_status)) {
+      // Not that there is no plan: making it failed.
+      NoteFault(call, "making the plan", entry->build_status.message());
+      if (TryAgain(*entry)) {
+        entry->build_status = absl::OkStatus();
+        entry->stage.store(PlanEntry::Stage::kBuilding, std::memory_order_relaxed);
+        Build(entry, call);
+      } else {
+        Count(TheLifecycle().statistics.build_failures);
+        GiveUp(state, entry, "making the plan", absl::Status(entry->build_status));
+      }
+      return true;
+    }
     if (!entry->build_status.ok()) {
       Refusal refusal;
       refusal.code = "build";
@@ -96,7 +109,7 @@ bool DecideByEntry(ModuleState& state, const CallArgs& call, const EntryPtr& ent
     Fit fit;
     if (!GuardsFit(*entry, call, &fit)) {
       *stale = fit == Fit::kGuardFailed;
-      return false;
+      return fit == Fit::kFailed;
     }
     decision->entry = entry;
     decision->action = entry->comparing ? Action::kOriginal : Action::kCompare;
@@ -116,7 +129,7 @@ bool DecideByEntry(ModuleState& state, const CallArgs& call, const EntryPtr& ent
   Fit fit;
   if (!GuardsFit(*entry, call, &fit)) {
     *stale = fit == Fit::kGuardFailed;
-    return false;
+    return fit == Fit::kFailed;
   }
   const Adoption::Choice choice = reopened.has_value() ? *reopened : entry->adoption.Next();
   decision->entry = entry;
@@ -204,10 +217,8 @@ absl::Status Decide(Lifecycle& lifecycle, const CallArgs& call, ModuleState** fo
 void ReportTime(const CallArgs& call, PlanEntry& entry, Adoption::Path path, uint64_t duration_ns) {
   Lifecycle& lifecycle = TheLifecycle();
   if (FaultInjected(FaultPoint::kAdopt)) {
-    NoteFault(call, "adopt", "injected fault");
-    entry.adoption.Decide(Adoption::State::kRetired);
-    Count(lifecycle.statistics.retired);
-    return;
+    NoteFault(call, "adopting the plan", "injected fault: adopt");
+    return;  // the measurement is lost; later ones decide
   }
   if (FaultInjected(FaultPoint::kRetire) && path == Adoption::Path::kPlan) duration_ns *= 1000;
   if (!entry.adoption.Record(path, duration_ns)) return;
@@ -251,13 +262,15 @@ PyObject* AnswerByPlan(ModuleState& state, const CallArgs& call, const Decision&
         Count(lifecycle.statistics.replay_errors);
         break;
       default:
-        Count(lifecycle.statistics.rebuild_failures);
-        NoteFault(call, "plan", status.message());
+        if (status.code() == absl::StatusCode::kInternal) Count(lifecycle.statistics.rebuild_failures);
+        NoteFault(call, "the plan", status.message());
+        if (!TryAgain(entry)) GiveUp(state, decision.entry, "the plan", status);
     }
     return nullptr;
   }
   Count(lifecycle.statistics.planned);
   ++state.num_planned;
+  entry.num_retries = 0;
   if (entry.num_planned++ == 0) state.book.Served(entry.hash);
   state.plans.Touch(decision.entry, decision.index);
   if (prepare_session != nullptr && prepare_session->model == call.args[0]) prepare_session->model_ready = true;

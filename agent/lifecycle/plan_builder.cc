@@ -11,7 +11,8 @@
 #include "agent/lifecycle/background_worker.h"
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
-#include "agent/lifecycle/log.h"
+#include "agent/lifecycle/preparation.h"
+#include "agent/lifecycle/session.h"
 
 namespace cuvil::agent {
 namespace {
@@ -51,16 +52,23 @@ void BuildNow(const std::shared_ptr<PlanEntry>& entry) {
   job.Run();
 }
 
-void BuildInBackground(const std::shared_ptr<PlanEntry>& entry) {
+void BuildInBackground(const std::shared_ptr<PlanEntry>& entry, const CallArgs& call) {
   Lifecycle& lifecycle = TheLifecycle();
   const absl::Status status = FaultInjected(FaultPoint::kSubmit)
                                   ? absl::UnavailableError("injected fault: submit")
                                   : lifecycle.worker.Submit(std::make_shared<BuildJob>(entry));
   if (status.ok()) return;
   // No thread to be had: the call at hand pays the milliseconds.
-  Count(lifecycle.statistics.faults);
-  Log(LogLevel::kWarning, "submit", absl::StrCat("no background thread: ", std::string(status.message())));
+  NoteFault(call, "submit", status.message());
   BuildNow(entry);
+}
+
+void Build(const std::shared_ptr<PlanEntry>& entry, const CallArgs& call) {
+  if (TheLifecycle().settings.prepare == PrepareMode::kSync || prepare_session != nullptr) {
+    BuildNow(entry);
+  } else {
+    BuildInBackground(entry, call);
+  }
 }
 
 void WaitForBuild(PlanEntry& entry) {

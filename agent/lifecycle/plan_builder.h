@@ -11,7 +11,9 @@ namespace cuvil::agent {
 // Threads:  GIL held on entry and exit; released while the plan is built. The second form leaves the work to the
 //           background thread, and does it itself where there is none to be had.
 void BuildNow(const std::shared_ptr<PlanEntry>& entry);
-void BuildInBackground(const std::shared_ptr<PlanEntry>& entry);
+void BuildInBackground(const std::shared_ptr<PlanEntry>& entry, const CallArgs& call);
+// The one or the other, as the settings say.
+void Build(const std::shared_ptr<PlanEntry>& entry, const CallArgs& call);
 
 // Waits once per entry for the builder, for a small part of what the traced call took: building is mostly a matter of
 // milliseconds, and a whole eager call instead would be the longer wait.

@@ -4,15 +4,29 @@
 
 #include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
+#include "agent/lifecycle/preparation.h"
 #include "agent/lifecycle/random_state.h"
 #include "agent/lifecycle/thread_extent.h"
 
 namespace cuvil::agent {
 
 Fit FitOf(PlanEntry& entry, const CallArgs& call) {
-  if (FaultInjected(FaultPoint::kMatch) || !entry.plan->MatchesInputs(call)) return Fit::kSignatureDiffers;
-  if (FaultInjected(FaultPoint::kGuard) || !entry.plan->GuardsHold()) return Fit::kGuardFailed;
+  if (FaultInjected(FaultPoint::kMatch)) {
+    NoteFault(call, "match", "injected fault: match");
+    return Fit::kFailed;
+  }
+  if (!entry.plan->MatchesInputs(call)) return Fit::kSignatureDiffers;
+  if (FaultInjected(FaultPoint::kGuard)) {
+    NoteFault(call, "guard", "injected fault: guard");
+    return Fit::kFailed;
+  }
+  if (!entry.plan->GuardsHold()) return Fit::kGuardFailed;
   return Fit::kFits;
+}
+
+bool TryAgain(PlanEntry& entry) {
+  constexpr uint32_t kMaxRetries = 3;
+  return entry.num_retries++ < kMaxRetries;
 }
 
 absl::StatusOr<OwnedRef> RunPlan(PlanEntry& entry, const CallArgs& call) {

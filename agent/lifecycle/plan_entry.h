@@ -42,6 +42,7 @@ struct PlanEntry {
   bool waited = false;        // a call has waited for the builder
   bool comparing = false;     // a thread is running the comparing call
   uint32_t inconclusive = 0;  // comparing calls that ended without a verdict
+  uint32_t num_retries = 0;   // internal failures in a row that the plan was kept in spite of
   uint64_t num_planned = 0;
   uint64_t num_guard_checks = 0;
   uint64_t trace_ns = 0;
@@ -51,8 +52,12 @@ struct PlanEntry {
 // Whether the entry's plan describes this call: its signature matches, and everything it depends on is unchanged.
 //
 // Threads: GIL held. Runs no Python code.
-enum class Fit : uint8_t { kSignatureDiffers, kGuardFailed, kFits };
+// kFailed: that cannot be said of this call, because of an internal failure, which has been noted.
+enum class Fit : uint8_t { kSignatureDiffers, kGuardFailed, kFits, kFailed };
 Fit FitOf(PlanEntry& entry, const CallArgs& call);
+
+// Whether a plan that failed for an internal reason is worth another try: three times in a row, then no more.
+bool TryAgain(PlanEntry& entry);
 
 // Answers the call by the entry's plan, right after FitOf() said kFits.
 //

@@ -22,6 +22,10 @@
 #include "agent/lifecycle/thread_extent.h"
 #include "scheduler/plan_executor.h"
 
+extern "C" {
+PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
+}
+
 namespace cuvil::agent {
 namespace {
 
@@ -46,28 +50,29 @@ PyObject* RunOriginal(PyObject* callable, const CallArgs& call) {
   return Interception::original()(callable, call.args, call.nargsf, call.kwnames);
 }
 
+constexpr char kInternal[] = "internal";
+
 Refusal InternalRefusal(std::string message) {
   Refusal refusal;
-  refusal.code = "internal";
+  refusal.code = kInternal;
   refusal.message = std::move(message);
+  refusal.retry = true;
   refusal.advice = "this is a limit or a defect of Cuvil; CUVIL_LOG=debug tells more";
   return refusal;
 }
 
 // What a trace that has returned leads to. Throws nothing but bad_alloc.
 absl::Status Digest(ModuleState& state, const CallArgs& call, uint64_t hash, SignatureBook::Mode mode,
-                    TracedCall& outcome) {
+                    TracedCall& outcome, std::shared_ptr<PlanEntry>* inserted) {
   Lifecycle& lifecycle = TheLifecycle();
   Count(lifecycle.statistics.trace_ns, outcome.trace_ns);
   state.branches.Add(outcome.branches);
   if (FaultInjected(FaultPoint::kTraceEnd)) {
     outcome.plan.reset();
     outcome.refusal = InternalRefusal("injected fault: trace-end");
-    Count(lifecycle.statistics.faults);
   } else if (outcome.plan != nullptr && FaultInjected(FaultPoint::kCapture)) {
     outcome.plan.reset();
     outcome.refusal = InternalRefusal("injected fault: capture");
-    Count(lifecycle.statistics.faults);
   } else if (entered_opted_out) {
     outcome.plan.reset();
     outcome.refusal = Refusal();
@@ -80,6 +85,8 @@ absl::Status Digest(ModuleState& state, const CallArgs& call, uint64_t hash, Sig
     if (outcome.refusal.empty()) outcome.refusal = InternalRefusal("the trace ended without a capture or a reason");
     PlaceAtForward(call.args[0], &outcome.refusal);
     const Refusal& refusal = outcome.refusal;
+    // Nothing that the program does; the next call may fare better.
+    if (refusal.code == kInternal) NoteFault(call, "the trace", refusal.message);
     Count(lifecycle.statistics.refused);
     ++lifecycle.refusals_by_code[refusal.code];
     state.AddRefusal(refusal);
@@ -103,6 +110,7 @@ absl::Status Digest(ModuleState& state, const CallArgs& call, uint64_t hash, Sig
   state.book.Captured(hash);
   // The graph is complete: what is dropped here may be freed before the build.
   PlanCache<PlanEntry>::List evicted = state.plans.Insert(entry);
+  *inserted = entry;
   if (!evicted.empty()) {
     Count(lifecycle.statistics.evicted, evicted.size());
     if (FaultInjected(FaultPoint::kEvict)) return absl::InternalError("injected fault: evict");
@@ -112,12 +120,7 @@ absl::Status Digest(ModuleState& state, const CallArgs& call, uint64_t hash, Sig
         absl::StrCat(ModuleName(call.args[0]), ": traced in ", outcome.trace_ns / 1000, " us, ",
                      entry->plan->Summary()));
   }
-  const bool inline_build = lifecycle.settings.prepare == PrepareMode::kSync || prepare_session != nullptr;
-  if (inline_build) {
-    BuildNow(entry);
-  } else {
-    BuildInBackground(entry);
-  }
+  Build(entry, call);
   return absl::OkStatus();
 }
 
@@ -174,38 +177,36 @@ absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_p
     DropEntry(state, entry, WarningRefusal(planned.status));
     return absl::OkStatus();
   }
-  if (!planned.status.ok()) {
-    // Eager did what the plan could not.
-    difference = absl::StrCat("it failed: ", std::string(planned.status.message()));
-  } else {
-    uninitialized = entry->plan->UninitializedMemory();
-    const auto values = uninitialized.has_value() ? Comparison::Values::kBits : Comparison::Values::kRounded;
-    absl::StatusOr<Comparison::Result> compared =
-        Comparison::Compare(call, eager, planned.result.get(), nullptr, values);
-    if (!compared.ok()) return compared.status();
-    if (compared->verdict != Comparison::Verdict::kValuesDiffer) uninitialized.reset();
-    if (compared->verdict == Comparison::Verdict::kValuesDiffer && !uninitialized.has_value()) {
-      // How much do these operators vary by themselves? The generator must stand where it stood.
-      OwnedRef rerun;
-      std::optional<RandomState> after_eager;
-      if (before.has_value()) {
-        absl::StatusOr<RandomState> saved = RandomState::Save();
-        if (!saved.ok()) return saved.status();
-        after_eager.emplace(*std::move(saved));
-        if (absl::Status status = before->Restore(); !status.ok()) return status;
-      }
-      if (FitOf(*entry, call) == Fit::kFits) rerun = RunOnce(*entry, call).result;
-      if (after_eager.has_value()) {
-        if (absl::Status status = after_eager->Restore(); !status.ok()) return status;
-      }
-      if (rerun) compared = Comparison::Compare(call, eager, planned.result.get(), rerun.get(), values);
-      if (!compared.ok()) return compared.status();
-      if (compared->verdict == Comparison::Verdict::kEqual) {
-        Log(LogLevel::kDebug, "", absl::StrCat(ModuleName(call.args[0]), ": equal to eager within rounding"));
-      }
+  // A tensor may have changed since the guards were checked.
+  if (absl::IsFailedPrecondition(planned.status) && ++entry->inconclusive < kMaxInconclusive) return absl::OkStatus();
+  // Eager did what the plan could not, which says nothing about values.
+  if (!planned.status.ok()) return planned.status;
+  uninitialized = entry->plan->UninitializedMemory();
+  const auto values = uninitialized.has_value() ? Comparison::Values::kBits : Comparison::Values::kRounded;
+  absl::StatusOr<Comparison::Result> compared = Comparison::Compare(call, eager, planned.result.get(), nullptr, values);
+  if (!compared.ok()) return compared.status();
+  if (compared->verdict != Comparison::Verdict::kValuesDiffer) uninitialized.reset();
+  if (compared->verdict == Comparison::Verdict::kValuesDiffer && !uninitialized.has_value()) {
+    // How much do these operators vary by themselves? The generator must stand where it stood.
+    OwnedRef rerun;
+    std::optional<RandomState> after_eager;
+    if (before.has_value()) {
+      absl::StatusOr<RandomState> saved = RandomState::Save();
+      if (!saved.ok()) return saved.status();
+      after_eager.emplace(*std::move(saved));
+      if (absl::Status status = before->Restore(); !status.ok()) return status;
     }
-    if (compared->verdict != Comparison::Verdict::kEqual) difference = compared->difference;
+    if (FitOf(*entry, call) == Fit::kFits) rerun = RunOnce(*entry, call).result;
+    if (after_eager.has_value()) {
+      if (absl::Status status = after_eager->Restore(); !status.ok()) return status;
+    }
+    if (rerun) compared = Comparison::Compare(call, eager, planned.result.get(), rerun.get(), values);
+    if (!compared.ok()) return compared.status();
+    if (compared->verdict == Comparison::Verdict::kEqual) {
+      Log(LogLevel::kDebug, "", absl::StrCat(ModuleName(call.args[0]), ": equal to eager within rounding"));
+    }
   }
+  if (compared->verdict != Comparison::Verdict::kEqual) difference = compared->difference;
   if (difference.empty() && after_plan.has_value()) {
     absl::StatusOr<bool> same = after_plan->IsCurrent();
     if (!same.ok()) return same.status();
@@ -237,6 +238,21 @@ absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_p
   return absl::OkStatus();
 }
 
+// The code object that a module's calls run, by name and place; the class where forward is not written in Python.
+std::string ForwardPlace(PyObject* module) {
+  static PyObject* name = PyUnicode_InternFromString("forward");
+  PyObject* forward = name == nullptr ? nullptr : _PyType_Lookup(Py_TYPE(module), name);
+  if (forward == nullptr || !PyFunction_Check(forward)) return ModuleName(module);
+  const auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(forward));
+  const char* function = PyUnicode_AsUTF8(code->co_qualname);
+  const char* file = function == nullptr ? nullptr : PyUnicode_AsUTF8(code->co_filename);
+  if (file == nullptr) {
+    PyErr_Clear();
+    return ModuleName(module);
+  }
+  return absl::StrCat(function, " (", file, ":", code->co_firstlineno, ")");
+}
+
 }  // namespace
 
 std::string ModuleName(PyObject* module) { return Py_TYPE(module)->tp_name; }
@@ -245,9 +261,9 @@ void NoteFault(const CallArgs& call, const char* stage, std::string_view message
   Lifecycle& lifecycle = TheLifecycle();
   Count(lifecycle.statistics.faults);
   static_cast<void>(ContainStatus([&] {
-    const std::string name = ModuleName(call.args[0]);
-    Log(LogLevel::kWarning, absl::StrCat(name, "|", stage),
-        absl::StrCat(name, ": ", stage, " failed, the call ran as CPython would: ", std::string(message)));
+    const std::string place = ForwardPlace(call.args[0]);
+    Log(LogLevel::kWarning, LogEnabled(LogLevel::kDebug) ? "" : place,
+        absl::StrCat(place, ": ", stage, " failed, the call ran as CPython would: ", std::string(message)));
     return absl::OkStatus();
   }));
 }
@@ -269,6 +285,15 @@ Refusal WarningRefusal(const absl::Status& status) {
   return refusal;
 }
 
+void GiveUp(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, const char* stage,
+            const absl::Status& status) noexcept {
+  static_cast<void>(ContainStatus([&] {
+    DropEntry(state, entry,
+              InternalRefusal(absl::StrCat(stage, " failed again and again: ", std::string(status.message()))));
+    return absl::OkStatus();
+  }));
+}
+
 void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal) {
   Lifecycle& lifecycle = TheLifecycle();
   entry->stage.store(PlanEntry::Stage::kDropped, std::memory_order_release);
@@ -285,7 +310,7 @@ PyObject* TraceCall(ModuleState& state, PyObject* callable, const CallArgs& call
   Lifecycle& lifecycle = TheLifecycle();
   Count(lifecycle.statistics.eager);
   if (FaultInjected(FaultPoint::kTraceBegin)) {
-    NoteFault(call, "trace-begin", "injected fault");
+    NoteFault(call, "starting a trace", "injected fault: trace-begin");
     return RunOriginal(callable, call);
   }
   Count(lifecycle.statistics.traces);
@@ -297,8 +322,16 @@ PyObject* TraceCall(ModuleState& state, PyObject* callable, const CallArgs& call
   }
   // From here on the call is over; only its result and its exception count.
   const ErrorScope errors;
-  const absl::Status status = ContainStatus([&] { return Digest(state, call, hash, mode, outcome); });
-  if (!status.ok()) NoteFault(call, "capture", status.message());
+  std::shared_ptr<PlanEntry> entry;
+  const absl::Status status = ContainStatus([&] { return Digest(state, call, hash, mode, outcome, &entry); });
+  if (!status.ok()) {
+    NoteFault(call, "keeping the capture", status.message());
+    // Nobody would build it. The signature may be traced again.
+    static_cast<void>(ContainStatus([&] {
+      if (entry != nullptr) state.plans.Remove(entry.get());
+      return absl::OkStatus();
+    }));
+  }
   return outcome.result;
 }
 
@@ -307,7 +340,7 @@ PyObject* CompareCall(ModuleState& state, PyObject* callable, const CallArgs& ca
   Lifecycle& lifecycle = TheLifecycle();
   Count(lifecycle.statistics.eager);
   if (FaultInjected(FaultPoint::kCompare)) {
-    NoteFault(call, "compare", "injected fault");
+    NoteFault(call, "the comparison", "injected fault: compare");
     return RunOriginal(callable, call);
   }
   Count(lifecycle.statistics.compared);
@@ -356,13 +389,8 @@ PyObject* CompareCall(ModuleState& state, PyObject* callable, const CallArgs& ca
     ready = ContainStatus([&] { return Judge(state, call, entry, result, std::move(planned), before, after_plan); });
   }
   if (!ready.ok()) {
-    NoteFault(call, "compare", ready.message());
-    if (++entry->inconclusive >= kMaxInconclusive && entry->stage == PlanEntry::Stage::kBuilt) {
-      static_cast<void>(ContainStatus([&] {
-        DropEntry(state, entry, InternalRefusal(absl::StrCat("no comparison: ", std::string(ready.message()))));
-        return absl::OkStatus();
-      }));
-    }
+    NoteFault(call, "the comparison", ready.message());
+    if (!TryAgain(*entry) && entry->stage == PlanEntry::Stage::kBuilt) GiveUp(state, entry, "comparison", ready);
   }
   entry->comparing = false;
   entry->compare_ns = MonotonicNs() - start_ns;

@@ -33,7 +33,12 @@ Refusal WarningRefusal(const absl::Status& status);
 void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal);
 
 // One internal failure: counted, and logged once per place.
+// One line for each code object, whatever fails in its calls and however often; all of them with CUVIL_LOG=debug.
 void NoteFault(const CallArgs& call, const char* stage, std::string_view message) noexcept;
+
+// Drops a plan whose `stage` failed for internal reasons more often than TryAgain() puts up with.
+void GiveUp(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, const char* stage,
+            const absl::Status& status) noexcept;
 
 // The module's class, as the log names it.
 std::string ModuleName(PyObject* module);

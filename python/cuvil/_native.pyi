@@ -68,6 +68,9 @@ def _dispatch_times(module: object, args: tuple[object, ...], kwargs: dict[str, 
 def _fault_inject(name: str, count: int = ..., /) -> None:
     """For tests: makes the named stage boundary fail `count` times."""
 
+def _fault_left(name: str, /) -> int:
+    """For tests: how many of the failures asked for have not happened yet."""
+
 def _fault_points() -> list[str]:
     """For tests: the names of the stage boundaries."""
 

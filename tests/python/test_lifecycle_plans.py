@@ -238,17 +238,6 @@ def test_a_random_plan_leaves_the_generator_where_eager_does(enable: Any) -> Non
     assert planned(model) == 4
 
 
-@pytest.mark.parametrize("point", ["collect", "run", "rebuild", "guard", "match", "plan-build", "publish", "capture"])
-@pytest.mark.parametrize("count", [1, -1])
-def test_real_plans_survive_faults(enable: Any, point: str, count: int) -> None:
-    model, x = mlp(), torch.randn(3, 8)
-    expected = model(x)
-    enable()
-    _native._fault_inject(point, count)
-    for _ in range(10):
-        assert torch.equal(model(x), expected)
-
-
 def test_prepare_and_explain(enable: Any) -> None:
     enable(prepare="background", adopt="measure")
     model, x = mlp(), torch.randn(3, 8)

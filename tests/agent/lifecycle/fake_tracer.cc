@@ -110,10 +110,11 @@ class ScriptedPlan : public CallPlan {
   }
 
   absl::StatusOr<OwnedRef> Run(const CallArgs& call) override {
-    if (FaultInjected(FaultPoint::kCollect)) return absl::FailedPreconditionError("injected fault: collect");
-    if (FaultInjected(FaultPoint::kRun)) return absl::AbortedError("injected fault: run");
+    if (FaultInjected(FaultPoint::kCollect)) return absl::UnavailableError("injected fault: collect");
+    if (FaultInjected(FaultPoint::kRunBegin)) return absl::UnavailableError("injected fault: run-begin");
     OwnedRef result =
         OwnedRef::Steal(PyObject_CallMethod(plan_.get(), "run", "OO", ArgsOf(call).get(), KwargsOf(call).get()));
+    if (result && FaultInjected(FaultPoint::kRun)) return absl::UnavailableError("injected fault: run");
     if (FaultInjected(FaultPoint::kRebuild)) return absl::InternalError("injected fault: rebuild");
     if (result) return result;
     if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return absl::CancelledError("interrupted");
