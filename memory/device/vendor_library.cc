@@ -11,7 +11,7 @@
 namespace cuvil::device {
 namespace {
 
-enum class VersionScheme { kReturned, kStored, kText, kPresent };
+enum class VersionScheme { kReturned, kStored, kStoredByGpu, kText, kPresent };
 
 absl::StatusOr<std::string> ReadText(const SharedLibrary& library, void* function) {
   auto* init = reinterpret_cast<int (*)()>(library.Find("nvmlInit_v2"));
@@ -31,6 +31,11 @@ absl::StatusOr<std::string> ReadVersion(const SharedLibrary& library, VersionSch
   switch (scheme) {
     case VersionScheme::kReturned:
       return absl::StrCat(reinterpret_cast<size_t (*)()>(function)());
+    case VersionScheme::kStoredByGpu:
+      if (const auto driver = SharedLibrary::Open({"libcuda.so.1"}); !driver.ok()) {
+        return absl::UnavailableError("it is there, but no CUDA driver (libcuda.so.1)");
+      }
+      [[fallthrough]];
     case VersionScheme::kStored: {
       unsigned version = 0;
       if (int result = reinterpret_cast<int (*)(unsigned*)>(function)(&version); result != 0) {

@@ -58,6 +58,14 @@ def test_bench_names_an_unknown_model_before_anything_is_measured(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_machine_can_be_described_after_torch_has_loaded_its_libraries() -> None:
+    """CUPTI of CUDA 13.2 dies of a question where there is no driver."""
+    program = "import torch; from cuvil import environment; print(environment.describe()['cpu'])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
 def test_bench_keeps_what_was_measured_when_a_later_model_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
