@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -64,7 +65,11 @@ foreign.remove()  # its memory is about to go
 
 def run(body: str) -> str:
     program = PROGRAM.replace("BODY", body)
-    environment = {"CUVIL_PREPARE": "sync", "CUVIL_ADOPT": "always", "PYTHONPATH": ":".join(p for p in sys.path if p)}
+    environment = os.environ | {
+        "CUVIL_PREPARE": "sync",
+        "CUVIL_ADOPT": "always",
+        "PYTHONPATH": ":".join(p for p in sys.path if p),
+    }
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False, env=environment
     )

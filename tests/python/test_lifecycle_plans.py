@@ -17,6 +17,7 @@ import cuvil
 import pytest
 import torch
 from cuvil import _native
+from sanitizers import UNDER_ASAN
 from torch import nn
 
 
@@ -298,6 +299,7 @@ def test_many_calls_keep_memory_and_references(enable: Any) -> None:
     assert resident_kib() - resident < 4_000
 
 
+@pytest.mark.skipif(UNDER_ASAN, reason="memory that nobody wrote is filled alike")
 def test_memory_that_nobody_wrote_refuses_a_plan_with_its_line(enable: Any) -> None:
     class Shows(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

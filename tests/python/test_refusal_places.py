@@ -19,6 +19,7 @@ import cuvil
 import pytest
 import torch
 from cuvil import _native
+from sanitizers import UNDER_ASAN
 
 AGENT = pathlib.Path(__file__).resolve().parent.parent.parent / "agent"
 
@@ -484,6 +485,8 @@ def test_every_code_of_the_source_is_brought_about_or_cannot_be() -> None:
 
 @pytest.mark.parametrize("code", CASES)
 def test_a_refusal_says_where_and_what_to_do(code: str) -> None:
+    if code == "uninitialized" and UNDER_ASAN:
+        pytest.skip("memory that nobody wrote is filled alike")
     made = CASES[code]()
     refusal = made if isinstance(made, dict) else of(made)[code]
     assert refusal["code"] == code
