@@ -20,8 +20,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/progress.sh
 
+all_stages=(lint cpp tsan asan clang llvm19 wheels python)
 stages=("$@")
-((${#stages[@]})) || stages=(lint cpp tsan asan clang llvm19 wheels python)
+((${#stages[@]})) || stages=("${all_stages[@]}")
+for stage in "${stages[@]}"; do
+  [[ " ${all_stages[*]} " == *" $stage "* ]] || die "there is no stage $stage; there are: ${all_stages[*]}"
+done
+untried=""
 jobs="${CUVIL_JOBS:-$(nproc)}"
 export CUVIL_JOBS="$jobs"
 logs="$PWD/build/logs"
@@ -130,7 +135,10 @@ fi
 
 if wants asan; then
   build ci-asan "${sanitized[@]}" -DCUVIL_SANITIZE=address -DPython_EXECUTABLE="${python[$first]}"
-  ASAN_OPTIONS=detect_leaks=1 unit_tests ci-asan "$first"
+  # The runtime of GCC up to 13 takes a block of thread-local storage that happens to begin at a certain place of its
+  # page for one of glibc before 2.25, reads its length where there is none, and LeakSanitizer dies reading it, once in
+  # some hundreds of runs. Without its interceptor it finds those blocks as it finds all others, through malloc.
+  ASAN_OPTIONS=detect_leaks=1:intercept_tls_get_addr=0 unit_tests ci-asan "$first"
 fi
 
 if wants clang; then
@@ -149,8 +157,11 @@ if wants llvm19; then
       ctest --test-dir build/ci-llvm19 --output-on-failure --no-tests=error -R '^jit_test$'
     step "$logs/llvm19.log" "ci-llvm19: a kernel" env PYTHONPATH=build/ci-llvm19/python "${python[$first]}" -c \
       'import cuvil._native as n; k = n.llvm_self_test(); print(k); assert k["version"].startswith("19."), k'
+  elif [[ "$llvm" == 19 ]]; then
+    say "LLVM 19: is what everything was built with"
   else
-    say "LLVM 19: $([[ "$llvm" == 19 ]] && echo "is what everything was built with" || echo "not installed (apt-get install llvm-19-dev); not tried")"
+    untried=" (llvm19 not tried: apt-get install llvm-19-dev)"
+    say "LLVM 19: not installed; not tried"
   fi
 fi
 
@@ -205,4 +216,4 @@ if wants python; then
 fi
 ((failed == 0)) || die "pytest failed"
 
-say "all of: ${stages[*]} passed on Python ${versions[*]}${missing[*]:+ (skipped: ${missing[*]})}"
+say "all of: ${stages[*]} passed on Python ${versions[*]}${missing[*]:+ (skipped: ${missing[*]})}$untried"

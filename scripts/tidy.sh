@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs clang-tidy with the checks of .clang-tidy; exit status 1 if it finds anything.
+# Runs clang-tidy with the checks of .clang-tidy; exit status not 0 if it finds anything.
 #
 # Usage: scripts/tidy.sh [<file>...]      by default the C++ sources that differ from CUVIL_TIDY_REF
 #   CUVIL_TIDY_REF     a commit or branch (default main); files that git does not know yet count as changed
@@ -12,8 +12,9 @@ cd "$(dirname "$0")/.."
 command -v clang-tidy >/dev/null || die "clang-tidy is not installed: apt-get install clang-tidy"
 build="${CUVIL_TIDY_BUILD:-}"
 if [[ -z "$build" ]]; then
-  commands="$(ls -t build/*/compile_commands.json 2>/dev/null | sed -n 1p)"
-  [[ -n "$commands" ]] || die "no compile_commands.json under build/: configure a build first (docs/development.md)"
+  # Only a build of the Python extension compiles agent/.
+  commands="$(grep -ls agent/tracer.cc $(ls -t build/*/compile_commands.json 2>/dev/null) /dev/null | sed -n 1p || true)"
+  [[ -n "$commands" ]] || die "no build of the Python extension under build/: configure one first (docs/development.md)"
   build="$(dirname "$commands")"
 fi
 

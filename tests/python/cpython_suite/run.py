@@ -119,6 +119,12 @@ def summary(outcomes: dict[str, Outcome]) -> str:
     return "\n".join(lines)
 
 
+def exit_status(outcomes: dict[str, Outcome]) -> int:
+    """0 if modules were compared and all were as expected."""
+    verdicts = {outcome.verdict for outcome in outcomes.values()}
+    return 0 if Verdict.AS_EXPECTED in verdicts and Verdict.UNEXPECTED not in verdicts else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", nargs="*")
@@ -130,6 +136,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     names = options.module or (modules.MODULES if options.all else modules.SAMPLE)
+    if absent := [name for name in options.module if not modules.exists(name)]:
+        parser.error(f"this Python has no {', '.join(absent)}")
     names = [name for name in names if modules.exists(name)]
     outcomes: dict[str, Outcome] = {}
     with concurrent.futures.ThreadPoolExecutor(options.j) as pool:
@@ -137,7 +145,7 @@ def main() -> int:
             print(outcome.line, flush=True)
             outcomes[name] = outcome
     print(summary(outcomes))
-    return 1 if any(outcome.verdict is Verdict.UNEXPECTED for outcome in outcomes.values()) else 0
+    return exit_status(outcomes)
 
 
 if __name__ == "__main__":
