@@ -46,9 +46,7 @@ constexpr auto kMoving = Sorted(std::to_array<std::string_view>({
     "gather",
     "hstack",
     "index",
-    "index_copy",
     "index_fill",
-    "index_put",
     "index_select",
     "lift",
     "lift_fresh",
@@ -71,7 +69,6 @@ constexpr auto kMoving = Sorted(std::to_array<std::string_view>({
     "rot90",
     "row_stack",
     "scalar_tensor",
-    "scatter",
     "select_copy",
     "select_scatter",
     "slice_copy",
@@ -150,7 +147,6 @@ constexpr auto kComputing = Sorted(std::to_array<std::string_view>({
     "cos",
     "cosh",
     "count_nonzero",
-    "cumsum",
     "deg2rad",
     "diff",
     "div",
@@ -180,7 +176,6 @@ constexpr auto kComputing = Sorted(std::to_array<std::string_view>({
     "hardtanh",
     "heaviside",
     "hypot",
-    "index_add",
     "isclose",
     "isfinite",
     "isin",
@@ -233,7 +228,6 @@ constexpr auto kComputing = Sorted(std::to_array<std::string_view>({
     "round",
     "rsqrt",
     "rsub",
-    "scatter_add",
     "selu",
     "sgn",
     "sigmoid",
@@ -260,6 +254,17 @@ constexpr auto kComputing = Sorted(std::to_array<std::string_view>({
     "xlogy",
 }));
 
+// What torch.use_deterministic_algorithms() changes or forbids on a GPU, and what elements that are written twice make
+// depend on the number of threads.
+constexpr auto kSwitched = Sorted(std::to_array<std::string_view>({
+    "cumsum",
+    "index_add",
+    "index_copy",
+    "index_put",
+    "scatter",
+    "scatter_add",
+}));
+
 // "aten::mul_" writes what "aten::mul" makes.
 std::string_view BaseName(const Op& op) {
   constexpr std::string_view kNamespace = "aten::";
@@ -280,11 +285,12 @@ bool IsFloating(DType dtype) {
 bool IsReproducible(const Graph& graph, const Op& op) {
   if (op.effects.is_view && op.effects.writes == 0) return true;
   const std::string_view name = BaseName(op);
-  bool converts = false, large = false;
+  bool converts = false, large = false, on_cpu = true;
   const DType* floating = nullptr;
   const auto look = [&](ValueId id) {
     const TensorType& type = graph.value(id).type;
     large |= type.num_elements() > kMaxElementsOfOneThread;
+    on_cpu &= type.device == DeviceType::kCpu;
     if (!IsFloating(type.dtype)) return;
     converts |= floating != nullptr && *floating != type.dtype;
     floating = &type.dtype;
@@ -293,6 +299,7 @@ bool IsReproducible(const Graph& graph, const Op& op) {
   for (const Result& result : op.results) {
     for (const ValueId id : result.values) look(id);
   }
+  if (std::ranges::binary_search(kSwitched, name)) return on_cpu && !large;
   if (std::ranges::binary_search(kMoving, name)) return !converts || !large;
   return std::ranges::binary_search(kComputing, name) && (floating == nullptr || !large);
 }

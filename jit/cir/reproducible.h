@@ -12,10 +12,10 @@
 
 namespace cuvil::cir {
 
-// torch computes on one thread up to here. Above it the number of threads shows in floating-point results: where the
-// parts meet, vector and scalar code round differently, sums are taken in another order, and the other threads have
-// floating-point modes of their own.
-inline constexpr int64_t kMaxElementsOfOneThread = 32768;
+// torch computes on one thread up to here (reductions; elementwise operators one element longer). Above it the number
+// of threads shows in floating-point results: where the parts meet, vector and scalar code round differently, sums are
+// taken in another order, and the other threads have floating-point modes of their own.
+inline constexpr int64_t kMaxElementsOfOneThread = 32767;
 
 // False for products, convolutions, transforms and whatever else has a switch (oneDNN, float32 precision, deterministic
 // algorithms) or a library of its own, and for every operator that is not known to be different. Says nothing of
