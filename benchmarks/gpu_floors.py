@@ -90,7 +90,9 @@ class Attention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
+            # A mode is off inside of the functions that it is told of, and multi_head_attention_forward is one of them.
+            with self:
+                return func(*args, **(kwargs or {}))
         query, key, value = (*args, *(kwargs or {}).values())[:3]
         result = query.new_empty((*query.shape[:-1], value.shape[-1]))
         pairs = query.shape[:-1].numel() * key.shape[-2]

@@ -205,7 +205,6 @@ def run_row(
             record["engines"][engine] = {"error": f"{type(error).__name__}: {error}"[:200]}
             continue
         held = held_bytes() - before - (0 if engine == "cuvil" else weights)
-        held_bytes()  # what the warm-up has left in torch's cache is nobody's
         torch.cuda.reset_peak_memory_stats()
         for _ in range(5):
             calls[engine]()

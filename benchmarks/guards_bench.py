@@ -52,7 +52,8 @@ def measure(name: str, calls: int, checks: int) -> dict[str, Any]:
         if after["planned"] > before["planned"]:
             for _ in range(BLOCKS):
                 guards += _native._check_times(*call)
-                whole += _native._dispatch_times(*call)
+                if guards:  # otherwise only modules inside have plans
+                    whole += _native._dispatch_times(*call)
     samples = after["guard_samples"] - before["guard_samples"]
     explanation = cuvil.explain(model.module)
     plans = [plan for module in explanation.to_dict()["modules"] for plan in module.get("plans", [])]
