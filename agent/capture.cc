@@ -15,11 +15,11 @@
 #include "agent/captured_tensors.h"
 #include "agent/collector_pause.h"
 #include "agent/dispatch_keys.h"
+#include "agent/fault_injection.h"
 #include "agent/forward_place.h"
 #include "agent/frame_hook.h"
 #include "agent/guards.h"
 #include "agent/input_signature.h"
-#include "agent/lifecycle/fault_injection.h"
 #include "agent/module_path.h"
 #include "agent/op_recorder.h"
 #include "agent/output_recipe.h"
@@ -232,7 +232,7 @@ class CaptureBuilder {
     }
     const auto is_foreign = [](const cir::Value& value) { return value.type.device != cir::DeviceType::kCpu; };
     if (state.kernels.own_cuda && std::ranges::any_of(graph->values, is_foreign)) {
-      *refusal = MakeRefusal("torch-mode", TorchStateReader::WhyKernelsCount(),
+      *refusal = MakeRefusal("torch-mode", TorchStateReader::WhyKernelsCount(true),
                              "the call runs as it is while that lasts", true);
       return nullptr;
     }

@@ -2,9 +2,11 @@
 
 #if PY_VERSION_HEX >= 0x030C0000
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "agent/boundary.h"
@@ -70,13 +72,13 @@ struct DictWatchState {
       if (event == PyDict_EVENT_DEALLOCATED) {
         state.num_changes.erase(dict);
         state.noisy.erase(dict);
-        if (state.changing == dict) state.changing = nullptr;
+        std::erase_if(state.changing, [dict](const Change& change) { return change.dict == dict; });
         return absl::OkStatus();
       }
       is_noisy = state.noisy.contains(dict);
       if (is_noisy) return absl::OkStatus();
-      state.changing = dict;
-      state.tag_before = DictTag(reinterpret_cast<PyDictObject*>(dict));
+      std::erase_if(state.changing, [dict](const Change& c) { return c.dict == dict || !c.IsPending(); });
+      state.changing.push_back({dict, DictTag(reinterpret_cast<PyDictObject*>(dict))});
       if (++state.num_changes[dict] == DictWatch::kNoisyAfter) {
         state.noisy.insert(dict);
         ++DictWatch::num_noisy_;
@@ -87,8 +89,13 @@ struct DictWatchState {
     return 0;
   }
 
-  PyObject* changing = nullptr;  // the dict of the last event, while it lives
-  uint64_t tag_before = 0;
+  struct Change {
+    PyObject* dict;
+    uint64_t tag_before;
+    bool IsPending() const { return DictTag(reinterpret_cast<PyDictObject*>(dict)) == tag_before; }
+  };
+  // The last change, and those that were still to come when it was told; of dicts that live.
+  std::vector<Change> changing;
 };
 
 bool DictWatch::Watch(PyObject* dict) {
@@ -103,8 +110,7 @@ bool DictWatch::Watch(PyObject* dict) {
 bool DictWatch::IsNoisy(PyObject* dict) { return DictWatchState::Get().noisy.contains(dict); }
 
 bool DictWatch::ChangeIsPending() {
-  const DictWatchState& state = DictWatchState::Get();
-  return state.changing != nullptr && DictTag(reinterpret_cast<PyDictObject*>(state.changing)) == state.tag_before;
+  return std::ranges::any_of(DictWatchState::Get().changing, &DictWatchState::Change::IsPending);
 }
 
 }  // namespace cuvil::agent

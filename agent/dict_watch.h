@@ -28,7 +28,7 @@ class DictWatch {
 
   // Moves with each change of a watched dict that is not noisy, and with the end of any. Never 0.
   static uint64_t epoch() { return epoch_; }
-  // The change that was told last is still to come: other tools' callbacks run in between.
+  // A change that was told is still to come: other tools' callbacks run in between.
   static bool ChangeIsPending();
   // Moves, and the epoch with it for the last time, when a dict has become noisy.
   static uint64_t num_noisy() { return num_noisy_; }

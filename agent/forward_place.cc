@@ -1,10 +1,7 @@
 #include "agent/forward_place.h"
 
+#include "agent/cpython_private.h"
 #include "agent/py_ref.h"
-
-extern "C" {
-PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
-}
 
 namespace cuvil::agent {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "agent/cpython_compat_internal.h"
+#include "agent/fault_injection.h"
 #include "agent/instrument.h"
-#include "agent/lifecycle/fault_injection.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {

@@ -7,13 +7,8 @@
 
 #include "agent/call_table.h"
 #include "agent/cpython_compat.h"
+#include "agent/cpython_private.h"
 #include "agent/dict_watch.h"
-
-extern "C" {
-PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
-PyAPI_FUNC(PyObject*) _PyDict_GetItem_KnownHash(PyObject*, PyObject*, Py_hash_t);
-PyAPI_FUNC(int) _PySet_NextEntry(PyObject*, Py_ssize_t*, PyObject**, Py_hash_t*);
-}
 
 namespace cuvil::agent {
 namespace {
@@ -285,9 +280,6 @@ bool GuardSet::DictStillMatches(Check& check) {
     KeepWatch(check);
     return true;
   }
-  // The lookups below must run no Python code, and the next event must be told of this dict, which may be another one
-  // at the old one's address.
-  if (!KeysCompareWithoutPython(dict)) return false;
   if (details.whole) {
     if (check.ordered || static_cast<size_t>(PyDict_GET_SIZE(dict)) != details.keys.size()) return false;
     Py_ssize_t position = 0;
@@ -300,6 +292,8 @@ bool GuardSet::DictStillMatches(Check& check) {
       ++i;
     }
   } else {
+    // Lookups must run no Python code.
+    if (!KeysCompareWithoutPython(dict)) return false;
     for (size_t i = 0; i < details.keys.size(); ++i) {
       const OwnedRef key = details.keys[i].Recall();
       if (!key) return false;
@@ -308,6 +302,7 @@ bool GuardSet::DictStillMatches(Check& check) {
       if (!details.values[i].MatchesHeld(value)) return false;
     }
   }
+  // It may be another dict, at the old one's address.
   KeepWatch(check);
   return true;
 }

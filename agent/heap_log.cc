@@ -4,14 +4,8 @@
 #include <utility>
 
 #include "agent/cpython_compat.h"
+#include "agent/cpython_private.h"
 #include "agent/object_layouts.h"
-
-extern "C" {
-// Exported by every CPython this module supports; declared here because 3.13 moved them to internal headers.
-PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
-PyAPI_FUNC(PyObject*) _PyDict_GetItem_KnownHash(PyObject*, PyObject*, Py_hash_t);
-PyAPI_FUNC(int) _PySet_NextEntry(PyObject*, Py_ssize_t*, PyObject**, Py_hash_t*);
-}
 
 namespace cuvil::agent {
 namespace {

@@ -7,13 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
 #include "agent/cpython_compat.h"
+#include "agent/cpython_private.h"
 #include "agent/object_layouts.h"
 #include "agent/py_ref.h"
 #include "agent/tracer.h"
-
-extern "C" {
-PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
-}
 
 namespace cuvil::agent {
 namespace {

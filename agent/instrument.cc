@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "agent/boundary.h"
 #include "agent/cpython_compat_internal.h"
-#include "agent/lifecycle/fault_injection.h"
+#include "agent/fault_injection.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {

@@ -8,13 +8,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "agent/cpython_private.h"
 #include "agent/process_lifetime.h"
 #include "agent/py_ref.h"
-
-extern "C" {
-// Exported by every CPython this module supports; 3.13 moved it to an internal header.
-PyAPI_FUNC(int) _PySet_NextEntry(PyObject*, Py_ssize_t*, PyObject**, Py_hash_t*);
-}
+#include "agent/torch_files.h"
 
 namespace cuvil::agent {
 namespace {
@@ -57,7 +54,6 @@ struct Registration {
 
 struct Known {
   OwnedRef dump;              // torch._C._dispatch_dump
-  std::string torch_folder;   // with the separator at its end
   std::set<std::string> own;  // kernels of the program's, as the set names them
 };
 
@@ -91,9 +87,7 @@ std::string PlaceOf(const Registration& registration) {
 }
 
 // Torch's own libraries are made in its modules. What torch/library.py itself makes one for is somebody else's kernel.
-bool IsOfTorch(std::string_view place) {
-  return place.starts_with(K().torch_folder) && !place.substr(K().torch_folder.size()).starts_with("library.py:");
-}
+bool IsOfTorch(std::string_view place) { return IsTorchFile(place) && !absl::StrContains(place, "/torch/library.py:"); }
 
 // "/a/b.py:12", "<stdin>:1"; kernels in C++ name a C++ file.
 bool IsOfPython(std::string_view place) { return place.starts_with('<') || absl::StrContains(place, ".py:"); }
@@ -103,70 +97,74 @@ bool IsOfPython(std::string_view place) { return place.starts_with('<') || absl:
 absl::Status KernelRegistrationsReader::Initialize() {
   if (set_ != nullptr) return absl::OkStatus();
   const ErrorScope errors;
-  const OwnedRef torch = OwnedRef::Steal(PyImport_ImportModule("torch"));
   const OwnedRef library = OwnedRef::Steal(PyImport_ImportModule("torch.library"));
   const OwnedRef c = OwnedRef::Steal(PyImport_ImportModule("torch._C"));
-  const OwnedRef file = torch ? OwnedRef::Steal(PyObject_GetAttrString(torch.get(), "__file__")) : OwnedRef();
-  const char* path = file && PyUnicode_Check(file.get()) ? PyUnicode_AsUTF8(file.get()) : nullptr;
   OwnedRef set = library ? OwnedRef::Steal(PyObject_GetAttrString(library.get(), "_impls")) : OwnedRef();
   OwnedRef dump = c ? OwnedRef::Steal(PyObject_GetAttrString(c.get(), "_dispatch_dump")) : OwnedRef();
-  if (path == nullptr || !dump || !set || !PySet_CheckExact(set.get())) {
+  if (!dump || !set || !PySet_CheckExact(set.get())) {
     PyErr_Clear();
     return absl::UnavailableError("torch.library does not show which kernels are registered; use a released torch");
   }
   K().dump = std::move(dump);
-  K().torch_folder = std::string(path).substr(0, std::string_view(path).rfind('/') + 1);
   set_ = reinterpret_cast<PySetObject*>(set.release());
   return absl::OkStatus();
 }
 
 KernelRegistrations KernelRegistrationsReader::ReadAgain() {
-  static ProcessLifetime<std::set<std::string>> of_torch;
+  static ProcessLifetime<std::set<std::string>> known_of_torch;
   const ErrorScope errors;
   KernelRegistrations now;
-  std::set<std::string>& own = K().own;
-  std::vector<std::string> texts;
+  // Asking torch may start a collection, whose finalizers may register more and come by here: what is found is noted
+  // at the end, all at once and with the mark of what was looked at.
+  std::set<std::string> own = K().own, of_torch = *known_of_torch;
+  std::set<std::string> texts;
   Py_ssize_t position = 0;
   PyObject* item = nullptr;
   Py_hash_t hash = 0;
-  // The mark is that of what is looked at; asking torch may start a collection, and finalizers may register more.
-  mark_ = MarkOf(set_);
+  Mark mark = MarkOf(set_);
   while (_PySet_NextEntry(reinterpret_cast<PyObject*>(set_), &position, &item, &hash) != 0) {
     const char* chars = PyUnicode_CheckExact(item) ? PyUnicode_AsUTF8(item) : nullptr;
     if (chars == nullptr) {
       PyErr_Clear();
     } else if (Registration::Parse(chars).matters()) {
       now.keys += static_cast<uint64_t>(hash) * 0x9e3779b97f4a7c15u;
-      texts.emplace_back(chars);
+      texts.emplace(chars);
     }
   }
   // Torch takes a name away with the first of two libraries that have registered it; the other's kernel stays.
   std::erase_if(own, [&texts](const std::string& text) {
-    if (std::ranges::find(texts, text) != texts.end()) return false;
+    if (texts.contains(text)) return false;
     const std::string place = PlaceOf(Registration::Parse(text));
     return !IsOfPython(place) || IsOfTorch(place);
   });
+  std::erase_if(of_torch, [&texts](const std::string& text) { return !texts.contains(text); });
   for (const std::string& text : texts) {
-    if (of_torch->contains(text) || own.contains(text)) continue;
-    (IsOfTorch(PlaceOf(Registration::Parse(text))) ? *of_torch : own).insert(text);
+    if (of_torch.contains(text) || own.contains(text)) continue;
+    (IsOfTorch(PlaceOf(Registration::Parse(text))) ? of_torch : own).insert(text);
   }
   for (const std::string& text : own) {
     const bool is_cuda = Registration::Parse(text).is_cuda();
     now.own_cuda |= is_cuda;
     now.own_cpu |= !is_cuda;
     // The set will not show when this one goes.
-    if (std::ranges::find(texts, text) == texts.end()) mark_.table = nullptr;
+    if (!texts.contains(text)) mark.table = nullptr;
   }
+  K().own = std::move(own);
+  *known_of_torch = std::move(of_torch);
+  mark_ = mark;
   last_ = now;
   return now;
 }
 
-std::string KernelRegistrationsReader::OwnKernel() {
+std::string KernelRegistrationsReader::OwnKernel(bool for_cuda) {
   Read();
-  if (K().own.empty()) return "";
-  const Registration registration = Registration::Parse(*K().own.begin());
-  return absl::StrCat(registration.name_space, "::", registration.op, " (",
-                      registration.key.empty() ? "CompositeImplicitAutograd" : registration.key, ")");
+  for (const std::string& text : K().own) {
+    const Registration registration = Registration::Parse(text);
+    if (registration.is_cuda() != for_cuda) continue;
+    return absl::StrCat(registration.name_space, "::", registration.op, " (",
+                        registration.key.empty() ? "CompositeImplicitAutograd" : registration.key, ")");
+  }
+  return "";
 }
 
 }  // namespace cuvil::agent

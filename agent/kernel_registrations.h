@@ -36,8 +36,9 @@ class KernelRegistrationsReader {
   static absl::Status Initialize();
   // A few loads if nothing was registered since the last time; runs no Python code.
   static KernelRegistrations Read() { return IsCurrent() ? last_ : ReadAgain(); }
-  // One of the operators for which a kernel of the program's own stands, with the dispatch key; empty if none does.
-  static std::string OwnKernel();
+  // One of the operators for which a kernel of the program's own stands, with the dispatch key, of those for CUDA
+  // tensors only or of the others; empty if none does.
+  static std::string OwnKernel(bool for_cuda);
 
  private:
   // A set that grew or shrank differs in one of these: removing leaves a filled entry behind until a new table is made.

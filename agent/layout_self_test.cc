@@ -5,18 +5,13 @@
 
 #include "agent/assumptions.h"
 #include "agent/cpython_compat_internal.h"
+#include "agent/cpython_private.h"
 #include "agent/heap_log.h"
 #include "agent/object_layouts.h"
 #include "agent/py_ref.h"
 
 // After Python.h, which it needs:
 #include <structmember.h>
-
-extern "C" {
-PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
-PyAPI_FUNC(PyObject*) _PyDict_GetItem_KnownHash(PyObject*, PyObject*, Py_hash_t);
-PyAPI_FUNC(int) _PySet_NextEntry(PyObject*, Py_ssize_t*, PyObject**, Py_hash_t*);
-}
 
 namespace cuvil::agent {
 namespace {
@@ -195,12 +190,13 @@ bool CheckDescriptors(PyObject* slotted, PyObject* box) {
   PyObject* const code = PyDict_GetItemString(TypeNamespace(&PyFunction_Type), "__code__");
   PyObject* const append = PyDict_GetItemString(TypeNamespace(&PyList_Type), "append");
   PyObject* const add = PyDict_GetItemString(TypeNamespace(&PyLong_Type), "__add__");
-  PyObject* const len = PyDict_GetItemString(PyEval_GetBuiltins(), "len");
+  const OwnedRef list = OwnedRef::Steal(PyList_New(0));
+  const OwnedRef bound = list ? Attribute(list.get(), "append") : OwnedRef();
   const OwnedRef object = Instance(slotted), number = Number(1000003);
   if (slot == nullptr || Py_TYPE(slot) != &PyMemberDescr_Type || getter == nullptr || twice == nullptr ||
       Py_TYPE(getter) != &PyMemberDescr_Type || code == nullptr || Py_TYPE(code) != &PyGetSetDescr_Type ||
       append == nullptr || Py_TYPE(append) != &PyMethodDescr_Type || add == nullptr ||
-      Py_TYPE(add) != &PyWrapperDescr_Type || !object || !number) {
+      Py_TYPE(add) != &PyWrapperDescr_Type || !object || !number || !bound || !PyCFunction_CheckExact(bound.get())) {
     return false;
   }
   constexpr Assumption kThis = Assumption::kDescriptors;
@@ -213,14 +209,12 @@ bool CheckDescriptors(PyObject* slotted, PyObject* box) {
   member = reinterpret_cast<PyMemberDescrObject*>(getter)->d_member;
   if (!function || WordAt(kThis, twice, static_cast<size_t>(member->offset)) != function.get()) return false;
   const auto is = [](const char* name, std::string_view expected) { return name != nullptr && name == expected; };
-  // A program may have put another function where len() was.
-  const bool has_len = len == nullptr || !PyCFunction_CheckExact(len) ||
-                       reinterpret_cast<PyCFunctionObject*>(len)->m_ml->ml_name != nullptr;
   return is(reinterpret_cast<PyGetSetDescrObject*>(code)->d_getset->name, "__code__") &&
          is(reinterpret_cast<PyMethodDescrObject*>(append)->d_method->ml_name, "append") &&
          reinterpret_cast<PyWrapperDescrObject*>(add)->d_wrapped ==
              reinterpret_cast<void*>(PyLong_Type.tp_as_number->nb_add) &&
-         PyDescr_TYPE(add) == &PyLong_Type && has_len;
+         PyDescr_TYPE(add) == &PyLong_Type &&
+         is(reinterpret_cast<PyCFunctionObject*>(bound.get())->m_ml->ml_name, "append");
 }
 
 bool CheckBuiltinObjects(PyObject* closure, PyObject* box) {

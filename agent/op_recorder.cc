@@ -470,15 +470,7 @@ void OpRecorder::RefuseOldWrites(const cir::Op& op) {
     tracer_->Refuse("tensor-write", absl::StrCat(op.name, " writes to a tensor that existed before the call"),
                     "return the new value instead of updating in place");
   };
-  for (size_t i = 0; i < op.operands.size(); ++i) {
-    if ((op.effects.writes >> i & 1) == 0) continue;
-    if (const auto* id = std::get_if<cir::ValueId>(&op.operands[i])) check(*id);
-    if (const auto* list = std::get_if<cir::ValueList>(&op.operands[i])) {
-      for (const std::optional<cir::ValueId>& id : *list) {
-        if (id) check(*id);
-      }
-    }
-  }
+  for (const cir::ValueId id : cir::WrittenValues(op)) check(id);
 }
 
 void OpRecorder::RecordResult(const Overload& overload, std::vector<cir::Operand> operands, PyObject* result) {

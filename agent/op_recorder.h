@@ -59,7 +59,6 @@ class OpRecorder final : public ConstantTensors {
   // Of a tensor that existed before the call, as the call's first look at it found it; null if it did not look.
   const TensorMeta* MetadataOf(PyObject* tensor) const;
   std::vector<OwnedRef> TakeConstants() { return std::move(constants_); }
-  // Some result shows memory that nobody wrote (torch.empty): runs differ legitimately.
   bool has_random_ops() const { return has_random_ops_; }
 
   // The handler: runs the operator and returns its result, whatever becomes of the trace.

@@ -11,6 +11,7 @@
 #include "agent/boundary.h"
 #include "agent/cuda_state.h"
 #include "agent/gil.h"
+#include "agent/hidden_views.h"
 #include "agent/lifecycle/record.h"
 #include "agent/py_ref.h"
 #include "agent/python_steps.h"
@@ -268,22 +269,6 @@ PyObject* PlanDescribe(PyObject*, PyObject* argument) noexcept {
   });
 }
 
-// As GraphRunner finds them: outputs that the caller sees, and that are views of memory which no operator shows.
-std::set<cir::ValueId> HiddenViews(const TensorBridge& bridge, const cir::Graph& body, const torch_abi::TorchApi& api,
-                                   absl::Span<const torch_abi::OwnedTensor> kept,
-                                   const std::set<cir::StorageId>& seen) {
-  const GilAcquire acquired;
-  std::set<cir::ValueId> views;
-  for (size_t i = 0; i < kept.size(); ++i) {
-    if (!seen.contains(body.value(body.outputs[i]).storage)) continue;
-    const OwnedRef tensor = OwnedRef::Steal(bridge.ToPyObject(api.NewReference(kept[i].ref())));
-    const OwnedRef base = tensor ? OwnedRef::Steal(PyObject_GetAttrString(tensor.get(), "_base")) : OwnedRef();
-    if (!base) PyErr_Clear();
-    if (!base || base.get() != Py_None) views.insert(body.outputs[i]);
-  }
-  return views;
-}
-
 // What a GraphPlan does with a part, with the executor in the graph's place: the body, copies of what it keeps, the
 // tail. `hidden_views` become what the runs of the body show.
 //
@@ -303,7 +288,8 @@ absl::Status RunAsGraph(const TensorBridge& bridge, const scheduler::ProgramPart
   std::vector<torch_abi::OwnedTensor> kept, fresh;
   if (absl::Status s = scheduler::PlanExecutor::Run(**body, inputs, captured, &kept, steps); !s.ok()) return s;
   if (hidden_views->empty()) {
-    *hidden_views = HiddenViews(bridge, (*body)->graph(), *api, kept, part.versioned);
+    const GilAcquire acquired;
+    *hidden_views = HiddenViews(bridge, *api, (*body)->graph(), kept, part.versioned);
     if (!hidden_views->empty()) return absl::OkStatus();
   }
   std::vector<torch_abi::TensorRef> tail_captured;

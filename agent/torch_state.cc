@@ -165,12 +165,13 @@ std::string TorchStateReader::WhyUntouched(const TorchState& state) {
   if (state.forward_ad) return "a forward-mode AD level is active";
   if (state.profiler) return "the torch profiler is active";
   if (state.autocast_cpu || state.autocast_cuda) return "autocast is active around the call";
-  if (state.kernels.own_cpu) return WhyKernelsCount();
+  if (state.kernels.own_cpu) return WhyKernelsCount(false);
   return "";
 }
 
-std::string TorchStateReader::WhyKernelsCount() {
-  return absl::StrCat("the program has registered a kernel of its own for ", KernelRegistrationsReader::OwnKernel());
+std::string TorchStateReader::WhyKernelsCount(bool for_cuda) {
+  return absl::StrCat("the program has registered a kernel of its own for ",
+                      KernelRegistrationsReader::OwnKernel(for_cuda));
 }
 
 }  // namespace cuvil::agent

@@ -54,7 +54,7 @@ class TorchStateReader {
   // A call under this state must run as it is, for the reason given; empty: it may be traced and planned.
   static std::string WhyUntouched(const TorchState& state);
   // The same for kernels of the program's own, which for CUDA tensors only matter to programs that have such.
-  static std::string WhyKernelsCount();
+  static std::string WhyKernelsCount(bool for_cuda);
 };
 
 }  // namespace cuvil::agent

@@ -30,12 +30,10 @@ using torch_abi::TensorRef;
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 constexpr size_t kAlignmentBytes = 64;
 
-bool MakesValues(const Result& result) { return result.form == ResultForm::kNew || result.form == ResultForm::kList; }
-
 std::vector<ValueId> NewValues(const Op& op) {
   std::vector<ValueId> values;
   for (const Result& result : op.results) {
-    if (MakesValues(result)) values.insert(values.end(), result.values.begin(), result.values.end());
+    if (cir::MakesValues(result)) values.insert(values.end(), result.values.begin(), result.values.end());
   }
   return values;
 }
@@ -128,7 +126,7 @@ class PlanBuilder {
       bool makes_values = false;
       for (const Result& result : op.results) {
         same |= result.form == ResultForm::kSame;
-        makes_values |= MakesValues(result);
+        makes_values |= cir::MakesValues(result);
       }
       idle_[i] = same && !makes_values;
     }

@@ -16,11 +16,8 @@ using cir::Graph;
 using cir::Op;
 using cir::Origin;
 using cir::Result;
-using cir::ResultForm;
 using cir::StorageId;
 using cir::ValueId;
-
-bool MakesValues(const Result& result) { return result.form == ResultForm::kNew || result.form == ResultForm::kList; }
 
 std::string Place(const Graph& graph, uint32_t op) {
   const std::string& source = graph.sources[graph.ops[op].source];
@@ -133,13 +130,7 @@ class Splitter {
     return options_.versioned == nullptr || options_.versioned->contains(storage);
   }
   bool Writes(const Op& op, StorageId storage) const {
-    for (size_t i = 0; i < op.operands.size(); ++i) {
-      if (((op.effects.writes >> i) & 1) == 0) continue;
-      // A list counts as writing to everything.
-      const auto* written = std::get_if<ValueId>(&op.operands[i]);
-      if (written == nullptr || graph_.value(*written).storage == storage) return true;
-    }
-    return false;
+    return std::ranges::any_of(cir::WrittenValues(op), [&](ValueId id) { return graph_.value(id).storage == storage; });
   }
   bool Written(StorageId storage) const {
     for (const Op& op : graph_.ops) {
@@ -199,18 +190,10 @@ class Splitter {
         const auto found = raw.find(id);
         return reads_raw && found != raw.end() ? found->second : renamed.at(id);
       };
-      for (cir::Operand& operand : op.operands) {
-        if (auto* id = std::get_if<ValueId>(&operand)) {
-          *id = name_of(*id);
-        } else if (auto* list = std::get_if<cir::ValueList>(&operand)) {
-          for (std::optional<ValueId>& element : *list) {
-            if (element.has_value()) element = name_of(*element);
-          }
-        }
-      }
+      cir::RenameOperands(&op, name_of);
       for (Result& result : op.results) {
         for (ValueId& id : result.values) {
-          if (MakesValues(result)) {
+          if (cir::MakesValues(result)) {
             const cir::Value& value = graph_.value(id);
             renamed[id] = builder.AddResultValue(value.type, storage_of(value.storage), value.dynamic_shape);
           }

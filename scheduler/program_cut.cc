@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,8 +20,6 @@ using cir::ValueId;
 
 // Each round keeps at least one more operator out of the graphs; programs that need more are not worth it.
 constexpr int kMaxRounds = 32;
-
-bool MakesValues(const Result& result) { return result.form == ResultForm::kNew || result.form == ResultForm::kList; }
 
 struct Stretch {
   uint32_t begin, end;
@@ -133,18 +130,10 @@ class Cutter {
         if (value.origin != Origin::kResult || value.origin_index < stretch.begin) take(id);
       });
       op.source = builder.AddSource(program_.sources[op.source]);
-      for (cir::Operand& operand : op.operands) {
-        if (auto* id = std::get_if<ValueId>(&operand)) {
-          *id = renamed.at(*id);
-        } else if (auto* list = std::get_if<cir::ValueList>(&operand)) {
-          for (std::optional<ValueId>& element : *list) {
-            if (element.has_value()) element = renamed.at(*element);
-          }
-        }
-      }
+      cir::RenameOperands(&op, [&](ValueId id) { return renamed.at(id); });
       for (Result& result : op.results) {
         for (ValueId& id : result.values) {
-          if (MakesValues(result)) {
+          if (cir::MakesValues(result)) {
             const cir::Value& value = program_.value(id);
             renamed[id] = builder.AddResultValue(value.type, storage_of(value.storage), value.dynamic_shape);
             if (last_user_[id.index] >= stretch.end) part.outputs.push_back(id);

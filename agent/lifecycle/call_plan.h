@@ -36,7 +36,8 @@ class CallPlan {
   // calls may differ then.
   virtual std::optional<trace::SourceLocation> UninitializedMemory() const = 0;
 
-  // Makes the plan ready to run. Called without the GIL, once, or again after a fork that cut the first call off.
+  // Makes the plan ready to run. Called without the GIL, by one thread at a time; again after a fork that cut the first
+  // call off and after a failure that need not be the plan's, also where this call itself had succeeded.
   //
   // Errors: Unimplemented  no plan can be made of this capture
   virtual absl::Status Build() = 0;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/dispatch_keys.h"
 #include "agent/gil.h"
+#include "agent/hidden_views.h"
 #include "agent/lifecycle/captured_plan.h"
 #include "agent/lifecycle/graph_memory.h"
 #include "agent/lifecycle/lifecycle.h"
@@ -28,23 +29,6 @@ using scheduler::GraphPlan;
 
 // Of a program whose capture has not been tried: on an H200 captures take 3 to 20 ms.
 constexpr uint64_t kTypicalCaptureNs = 20'000'000;
-
-// Outputs of the body, of those whose memory the caller sees, that are views of memory which no operator of the program
-// shows. GIL held.
-std::set<cir::ValueId> HiddenViews(const GraphPlan& plan, const std::set<cir::StorageId>& seen) {
-  const ErrorScope errors;
-  std::set<cir::ValueId> views;
-  const std::vector<cir::ValueId>& outputs = plan.body().graph().outputs;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!seen.contains(plan.body().graph().value(outputs[i]).storage)) continue;
-    const OwnedRef tensor = OwnedRef::Steal(Bridge().ToPyObject(plan.body().api().NewReference(plan.kept()[i].ref())));
-    const OwnedRef is_view =
-        tensor ? OwnedRef::Steal(PyObject_CallMethod(tensor.get(), "_is_view", nullptr)) : OwnedRef();
-    if (!is_view) PyErr_Clear();
-    if (!is_view || is_view.get() == Py_True) views.insert(outputs[i]);
-  }
-  return views;
-}
 
 // A number that nothing else depends on.
 std::atomic<uint32_t> max_streams = scheduler::StreamTrialOptions().max_streams;
@@ -206,9 +190,9 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureInRoom(PyObject* 
   Count(TheLifecycle().statistics.graph_captures);
   absl::Status status = plan.status();
   if (TakeOutOfMemory() && !status.ok()) status = absl::ResourceExhaustedError(status.message());
-  if (absl::IsUnavailable(status)) {
+  {
     const absl::MutexLock lock(&mutex_);
-    failed_op_ = failed_op;
+    failed_op_ = absl::IsUnavailable(status) ? failed_op : std::nullopt;
   }
   if (absl::IsResourceExhausted(status)) GiveUpGraphs(device_.index);
   if (status.ok()) {
@@ -241,7 +225,9 @@ absl::StatusOr<std::shared_ptr<GraphPlan>> GraphRunner::CaptureAnew(PyObject* mo
     plan = CaptureInRoom(module, inputs, captured);
   }
   if (!plan.ok()) return plan;
-  if (const std::set<cir::ValueId> hidden_views = HiddenViews(**plan, part_->versioned); !hidden_views.empty()) {
+  if (const std::set<cir::ValueId> hidden_views =
+          HiddenViews(Bridge(), *api_, (*plan)->body().graph(), (*plan)->kept(), part_->versioned);
+      !hidden_views.empty()) {
     if (absl::Status s = Divide(hidden_views); !s.ok()) return s;
     {
       AssertGilHeld();

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
+#include "agent/fault_injection.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/background_worker.h"
-#include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/preparation.h"
 #include "agent/lifecycle/session.h"

@@ -80,6 +80,15 @@ class PlanCache {
     old = std::exchange(list_, std::move(next));
   }
 
+  // Puts an entry in the place of another; the caller holds both. Without effect if that one is not there any more.
+  void Replace(const Entry* before, const EntryPtr& after) {
+    auto next = std::make_shared<List>();
+    std::shared_ptr<const List> old;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const EntryPtr& kept : *list_) next->push_back(kept.get() == before ? after : kept);
+    old = std::exchange(list_, std::move(next));
+  }
+
   // Removes everything; returns it.
   [[nodiscard]] std::shared_ptr<const List> Clear() {
     auto empty = std::make_shared<const List>();

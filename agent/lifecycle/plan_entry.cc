@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "agent/lifecycle/fault_injection.h"
+#include "agent/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/preparation.h"
 #include "agent/lifecycle/random_state.h"

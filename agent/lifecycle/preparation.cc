@@ -9,10 +9,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
+#include "agent/fault_injection.h"
+#include "agent/forward_place.h"
 #include "agent/gil.h"
 #include "agent/interception.h"
 #include "agent/lifecycle/comparison.h"
-#include "agent/lifecycle/fault_injection.h"
 #include "agent/lifecycle/lifecycle.h"
 #include "agent/lifecycle/log.h"
 #include "agent/lifecycle/plan_builder.h"
@@ -21,10 +22,6 @@
 #include "agent/lifecycle/session.h"
 #include "agent/lifecycle/thread_extent.h"
 #include "scheduler/plan_executor.h"
-
-extern "C" {
-PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
-}
 
 namespace cuvil::agent {
 namespace {
@@ -239,17 +236,13 @@ absl::Status Judge(ModuleState& state, const CallArgs& call, const std::shared_p
 }
 
 // The code object that a module's calls run, by name and place; the class where forward is not written in Python.
-std::string ForwardPlace(PyObject* module) {
-  static PyObject* name = PyUnicode_InternFromString("forward");
-  PyObject* forward = name == nullptr ? nullptr : _PyType_Lookup(Py_TYPE(module), name);
-  if (forward == nullptr || !PyFunction_Check(forward)) return ModuleName(module);
-  const auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(forward));
-  const char* function = PyUnicode_AsUTF8(code->co_qualname);
+std::string CodeText(PyObject* module) {
+  const ErrorScope errors;
+  const PyCodeObject* code = ForwardCode(module);
+  const char* function = code == nullptr ? nullptr : PyUnicode_AsUTF8(code->co_qualname);
   const char* file = function == nullptr ? nullptr : PyUnicode_AsUTF8(code->co_filename);
-  if (file == nullptr) {
-    PyErr_Clear();
-    return ModuleName(module);
-  }
+  PyErr_Clear();
+  if (file == nullptr) return ModuleName(module);
   return absl::StrCat(function, " (", file, ":", code->co_firstlineno, ")");
 }
 
@@ -261,7 +254,7 @@ void NoteFault(const CallArgs& call, const char* stage, std::string_view message
   Lifecycle& lifecycle = TheLifecycle();
   Count(lifecycle.statistics.faults);
   static_cast<void>(ContainStatus([&] {
-    const std::string place = ForwardPlace(call.args[0]);
+    const std::string place = CodeText(call.args[0]);
     Log(LogLevel::kWarning, LogEnabled(LogLevel::kDebug) ? "" : place,
         absl::StrCat(place, ": ", stage, " failed, the call ran as CPython would: ", std::string(message)));
     return absl::OkStatus();

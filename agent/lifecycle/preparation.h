@@ -32,8 +32,8 @@ Refusal WarningRefusal(const absl::Status& status);
 // Takes an entry whose plan could not be built, or was wrong, out of service for good. The module is alive.
 void DropEntry(ModuleState& state, const std::shared_ptr<PlanEntry>& entry, Refusal refusal);
 
-// One internal failure: counted, and logged once per place.
-// One line for each code object, whatever fails in its calls and however often; all of them with CUVIL_LOG=debug.
+// One internal failure: counted, and logged by one line for each code object, whatever fails in its calls and however
+// often; all of them with CUVIL_LOG=debug.
 void NoteFault(const CallArgs& call, const char* stage, std::string_view message) noexcept;
 
 // Drops a plan whose `stage` failed for internal reasons more often than TryAgain() puts up with.

@@ -1,5 +1,6 @@
 #include "agent/lifecycle/program_runner.h"
 
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -21,21 +22,6 @@ using scheduler::ProgramPart;
 using torch_abi::OwnedTensor;
 using torch_abi::TensorRef;
 
-namespace {
-
-// Memory that is not the program's own.
-bool IsForeign(const cir::Graph& program, cir::StorageId storage) {
-  for (const cir::ValueId id : program.inputs) {
-    if (program.value(id).storage == storage) return true;
-  }
-  for (const cir::ValueId id : program.captured) {
-    if (program.value(id).storage == storage) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 std::unique_ptr<ProgramRunner> ProgramRunner::Create(std::shared_ptr<const Capture> capture) {
   for (const cir::Value& value : capture->graph().values) {
     if (value.type.device != cir::DeviceType::kCuda) continue;
@@ -49,7 +35,7 @@ std::shared_ptr<ProgramRunner::Sequence> ProgramRunner::MakeWhole() const {
   const cir::Graph& program = capture_->graph();
   // Nothing to cut: never an error.
   std::vector<ProgramPart> parts = *scheduler::CutProgram(program, std::vector<bool>(program.ops.size(), false));
-  auto sequence = std::make_shared<Sequence>(Sequence{scheduler::PartSequence(program, std::move(parts)), {}});
+  auto sequence = std::make_shared<Sequence>(scheduler::PartSequence(program, std::move(parts)));
   auto graph = std::make_unique<GraphRunner>(capture_, sequence->flow.shared_part(0), device_);
   sequence->parts.push_back({std::move(graph), nullptr, NextPlanNumber()});
   return sequence;
@@ -65,7 +51,7 @@ std::shared_ptr<ProgramRunner::Sequence> ProgramRunner::MakeParts(const std::vec
       scheduler::CutForGraphs(capture_->graph(), device_, host_reasons, plan_body);
   // As one graph it has been tried before.
   if (!cut.ok() || cut->size() == 1) return nullptr;
-  auto sequence = std::make_shared<Sequence>(Sequence{scheduler::PartSequence(capture_->graph(), *std::move(cut)), {}});
+  auto sequence = std::make_shared<Sequence>(scheduler::PartSequence(capture_->graph(), *std::move(cut)));
   bool has_graph = false;
   for (size_t i = 0; i < sequence->flow.size(); ++i) {
     const std::shared_ptr<const ProgramPart>& of_program = sequence->flow.shared_part(i);
@@ -85,11 +71,6 @@ std::shared_ptr<ProgramRunner::Sequence> ProgramRunner::MakeParts(const std::vec
 
 void ProgramRunner::Build(const std::shared_ptr<const torch_abi::TorchApi>& api) {
   api_ = api;
-  const cir::Graph& program = capture_->graph();
-  for (const cir::Op& op : program.ops) {
-    for (const cir::ValueId id : cir::WrittenValues(op))
-      writes_foreign_ |= IsForeign(program, program.value(id).storage);
-  }
   std::shared_ptr<Sequence> sequence = MakeWhole();
   GraphRunner& whole = *sequence->parts.front().graph;
   whole.Build(api);
@@ -98,38 +79,41 @@ void ProgramRunner::Build(const std::shared_ptr<const torch_abi::TorchApi>& api)
     if (std::shared_ptr<Sequence> parts = MakeParts(reasons); parts != nullptr) sequence = std::move(parts);
   }
   const absl::MutexLock lock(&mutex_);
-  sequence_ = std::move(sequence);
+  std::swap(sequence_, sequence);  // one of an earlier Build dies without the lock
   host_reasons_ = std::move(reasons);
 }
 
-void ProgramRunner::CutAnew(const std::shared_ptr<Sequence>& sequence) {
+std::shared_ptr<ProgramRunner::Sequence> ProgramRunner::CutAnew(const std::shared_ptr<Sequence>& sequence) {
+  if (sequence->is_final.load(std::memory_order_relaxed)) return nullptr;
+  std::vector<std::pair<uint32_t, std::string>> failures;
+  for (size_t p = 0; p < sequence->parts.size(); ++p) {
+    const Part& part = sequence->parts[p];
+    const std::optional<uint32_t> failed = part.graph == nullptr ? std::nullopt : part.graph->failed_op();
+    if (failed.has_value()) failures.emplace_back(sequence->flow.part(p).first_op + *failed, part.graph->reason());
+  }
+  if (failures.empty()) return nullptr;
   std::vector<std::string> reasons;
   {
     const absl::MutexLock lock(&mutex_);
-    if (sequence_ != sequence || num_cuts_ >= kMaxCuts) return;
-    bool found = false;
-    for (size_t p = 0; p < sequence->parts.size(); ++p) {
-      const Part& part = sequence->parts[p];
-      const std::optional<uint32_t> failed = part.graph == nullptr ? std::nullopt : part.graph->failed_op();
-      if (!failed.has_value()) continue;
-      std::string& reason = host_reasons_[sequence->flow.part(p).first_op + *failed];
-      found |= reason.empty();
-      if (reason.empty()) reason = part.graph->reason();
-    }
-    if (!found) return;
-    ++num_cuts_;
+    if (sequence_ != sequence) return sequence_;  // another thread was faster
+    for (auto& [op, reason] : failures) host_reasons_[op] = std::move(reason);
     reasons = host_reasons_;
+    if (++num_cuts_ > kMaxCuts) reasons.clear();
   }
   std::shared_ptr<Sequence> parts;
-  {
+  if (!reasons.empty()) {
     AssertGilHeld();
     const GilRelease no_gil;
     parts = MakeParts(reasons);
   }
-  if (parts == nullptr) return;
+  if (parts == nullptr) {
+    sequence->is_final.store(true, std::memory_order_relaxed);
+    return nullptr;
+  }
   std::shared_ptr<Sequence> replaced;  // freed without the lock
   const absl::MutexLock lock(&mutex_);
-  if (sequence_ == sequence) replaced = std::exchange(sequence_, std::move(parts));
+  if (sequence_ == sequence) replaced = std::exchange(sequence_, parts);
+  return sequence_;
 }
 
 absl::StatusOr<bool> ProgramRunner::RunGraph(const Part& part, uint32_t first_op, PyObject* module,
@@ -142,12 +126,13 @@ absl::StatusOr<bool> ProgramRunner::RunGraph(const Part& part, uint32_t first_op
 
 absl::Status ProgramRunner::RunPart(const Sequence& sequence, size_t index, PyObject* module,
                                     absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured,
-                                    std::vector<OwnedTensor>* outputs) const {
+                                    std::vector<OwnedTensor>* outputs, bool* graph_is_missing) const {
   const Part& part = sequence.parts[index];
   const uint32_t first_op = sequence.flow.part(index).first_op;
   if (part.graph != nullptr) {
     const absl::StatusOr<bool> ran = RunGraph(part, first_op, module, inputs, captured, outputs);
     if (!ran.ok() || *ran) return ran.status();
+    *graph_is_missing = true;
   }
   std::optional<StepRecorder> steps;
   if (Profiler::active()) {
@@ -172,24 +157,24 @@ absl::StatusOr<bool> ProgramRunner::Run(PyObject* module, absl::Span<const Tenso
   std::shared_ptr<Sequence> sequence = this->sequence();
   if (sequence->parts.size() == 1) {
     absl::StatusOr<bool> ran = RunGraph(sequence->parts.front(), 0, module, inputs, captured, outputs);
-    if (!ran.ok() || *ran || !sequence->parts.front().graph->failed_op().has_value()) return ran;
-    CutAnew(sequence);
-    std::shared_ptr<Sequence> cut = this->sequence();
-    if (cut == sequence) return false;
-    sequence = std::move(cut);
+    if (!ran.ok() || *ran) return ran;
+    sequence = CutAnew(sequence);
+    if (sequence == nullptr) return false;
   }
-  // A run in which captures failed is done again, cut anew: what answers the call that compares is what will serve.
+  // A run in which captures failed is done again, cut anew: what answers the call that compares is what will serve. A
+  // plan writes to nothing that is not its own, so that running twice is running once.
   while (true) {
-    const absl::Status status =
-        sequence->flow.Run(*api_, inputs, captured, outputs,
-                           [&](size_t part, absl::Span<const TensorRef> part_inputs,
-                               absl::Span<const TensorRef> part_captured, std::vector<OwnedTensor>* part_outputs) {
-                             return RunPart(*sequence, part, module, part_inputs, part_captured, part_outputs);
-                           });
-    CutAnew(sequence);
+    bool graph_is_missing = false;
+    const absl::Status status = sequence->flow.Run(
+        *api_, inputs, captured, outputs,
+        [&](size_t part, absl::Span<const TensorRef> part_inputs, absl::Span<const TensorRef> part_captured,
+            std::vector<OwnedTensor>* part_outputs) {
+          return RunPart(*sequence, part, module, part_inputs, part_captured, part_outputs, &graph_is_missing);
+        });
     if (!status.ok()) return status;
-    std::shared_ptr<Sequence> cut = this->sequence();
-    if (cut == sequence || writes_foreign_) return true;
+    if (!graph_is_missing) return true;
+    std::shared_ptr<Sequence> cut = CutAnew(sequence);
+    if (cut == nullptr) return true;
     sequence = std::move(cut);
   }
 }

@@ -2,9 +2,11 @@
 
 #include <Python.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -58,8 +60,10 @@ class ProgramRunner {
     uint64_t number;                                       // for the profile
   };
   struct Sequence {
-    scheduler::PartSequence flow;
+    explicit Sequence(scheduler::PartSequence of_program) : flow(std::move(of_program)) {}
+    const scheduler::PartSequence flow;
     std::vector<Part> parts;
+    std::atomic<bool> is_final{false};  // cutting it anew gives nothing better
   };
 
   ProgramRunner(std::shared_ptr<const Capture> capture, cir::Device device)
@@ -71,11 +75,12 @@ class ProgramRunner {
   std::shared_ptr<Sequence> MakeWhole() const;
   // The program in several parts; null if that gives no graph. No GIL.
   std::shared_ptr<Sequence> MakeParts(const std::vector<std::string>& host_reasons) const;
-  // After a run in which captures failed: keeps what they failed at out of the graphs.
-  void CutAnew(const std::shared_ptr<Sequence>& sequence);
+  // After a run in which graphs were missing: the program with what captures failed at kept out of the graphs. Null if
+  // none failed, or nothing better is to be had.
+  std::shared_ptr<Sequence> CutAnew(const std::shared_ptr<Sequence>& sequence);
   absl::Status RunPart(const Sequence& sequence, size_t index, PyObject* module,
                        absl::Span<const torch_abi::TensorRef> inputs, absl::Span<const torch_abi::TensorRef> captured,
-                       std::vector<torch_abi::OwnedTensor>* outputs) const;
+                       std::vector<torch_abi::OwnedTensor>* outputs, bool* graph_is_missing) const;
   absl::StatusOr<bool> RunGraph(const Part& part, uint32_t first_op, PyObject* module,
                                 absl::Span<const torch_abi::TensorRef> inputs,
                                 absl::Span<const torch_abi::TensorRef> captured,
@@ -84,8 +89,7 @@ class ProgramRunner {
   const std::shared_ptr<const Capture> capture_;
   const cir::Device device_;
   std::shared_ptr<const torch_abi::TorchApi> api_;
-  bool writes_foreign_ = false;  // to arguments or weights: running twice is not running once
-  mutable absl::Mutex mutex_;    // nothing is called under it
+  mutable absl::Mutex mutex_;  // nothing is called or destroyed under it
   std::shared_ptr<Sequence> sequence_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> host_reasons_ ABSL_GUARDED_BY(mutex_);  // by operator: captures that failed
   uint32_t num_cuts_ ABSL_GUARDED_BY(mutex_) = 0;

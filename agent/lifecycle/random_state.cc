@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "agent/lifecycle/fault_injection.h"
+#include "agent/fault_injection.h"
 
 namespace cuvil::agent {
 namespace {

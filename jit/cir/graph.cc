@@ -81,6 +81,20 @@ std::vector<ValueId> WrittenValues(const Op& op) {
   return written;
 }
 
+bool MakesValues(const Result& result) { return result.form == ResultForm::kNew || result.form == ResultForm::kList; }
+
+void RenameOperands(Op* op, absl::FunctionRef<ValueId(ValueId)> rename) {
+  for (Operand& operand : op->operands) {
+    if (auto* value = std::get_if<ValueId>(&operand)) {
+      *value = rename(*value);
+    } else if (auto* list = std::get_if<ValueList>(&operand)) {
+      for (auto& element : *list) {
+        if (element.has_value()) element = rename(*element);
+      }
+    }
+  }
+}
+
 GraphBuilder::GraphBuilder() { AddSource(""); }
 
 StorageId GraphBuilder::NewStorage() { return StorageId{num_storages_++}; }
@@ -124,7 +138,7 @@ uint32_t GraphBuilder::AddOp(Op op) {
   const auto index = static_cast<uint32_t>(graph_.ops.size());
   const std::vector<ValueId> operands = OperandValues(op);
   for (const Result& result : op.results) {
-    if (result.form != ResultForm::kNew && result.form != ResultForm::kList) continue;
+    if (!MakesValues(result)) continue;
     for (ValueId id : result.values) {
       if (id.index >= graph_.values.size()) continue;  // Verify will say so.
       graph_.values[id.index].origin_index = index;

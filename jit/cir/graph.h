@@ -15,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "jit/cir/attr.h"
 #include "jit/cir/schema.h"
@@ -73,6 +74,9 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
+// Whether the values are made here, and not named.
+bool MakesValues(const Result& result);
+
 struct Effects {
   uint64_t writes = 0;     // bit i: operand i (for lists: every element) is written
   bool is_view = false;    // a result shares storage with an operand
@@ -114,6 +118,9 @@ std::vector<ValueId> OperandValues(const Op& op);
 
 // The values an operator writes, likewise; of a list every element counts as written.
 std::vector<ValueId> WrittenValues(const Op& op);
+
+// Has the operator read other values: `rename` says which, and is called in operand order.
+void RenameOperands(Op* op, absl::FunctionRef<ValueId(ValueId)> rename);
 
 // Builds a graph front to back. Values are declared before the operator that makes them is added.
 //

@@ -1,8 +1,12 @@
-"""Paths and markers of all Python tests."""
+"""Paths, markers and shared fixtures of all Python tests."""
+
+from __future__ import annotations
 
 import os
 import pathlib
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -24,3 +28,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("CUVIL_REQUIRE_GPU") == "1":
         pytest.fail("CUVIL_REQUIRE_GPU=1, but torch finds no GPU")
     pytest.skip("needs a GPU")
+
+
+@pytest.fixture(name="enable")
+def enable_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Enables Cuvil for one test: enable(prepare="sync", adopt="always", **environment)."""
+    from cuvil import _native
+    from engine_switch import switch
+
+    yield from switch(_native, monkeypatch)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_switch import switch
 from lifecycle_script import Script
 
 fake: Any = pytest.importorskip("_cuvil_lifecycle_fake")
@@ -49,23 +50,8 @@ class Structured(torch.nn.Module):
 
 @pytest.fixture(name="enable")
 def enable_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Enables the fake agent with the given environment; leaves nothing behind."""
-
-    def start(prepare: str = "sync", adopt: str = "always", **environment: str) -> Any:
-        monkeypatch.setenv("CUVIL_PREPARE", prepare)
-        monkeypatch.setenv("CUVIL_ADOPT", adopt)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        fake.enable()
-        return fake
-
-    with torch.no_grad():
-        yield start
-    fake.disable()
-    for point in fake._fault_points():
-        fake._fault_inject(point, 0)
-    fake._quiesce()
-    fake.reset()
+    """As conftest's, of the fake agent."""
+    yield from switch(fake, monkeypatch)
     fake.set_script(None)
 
 

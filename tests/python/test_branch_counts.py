@@ -13,12 +13,8 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def _on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CUVIL_PREPARE", "sync")
-    monkeypatch.setenv("CUVIL_ADOPT", "always")
-    with torch.no_grad(), cuvil.scope():
-        yield
-    cuvil.reset()
+def _on(enable: Callable[..., Any]) -> None:
+    enable()
 
 
 class Truthy:

@@ -43,7 +43,7 @@ def test_dispatch_is_more_than_guards_and_less_than_a_call(planned: tuple[Model,
     calls = _native._dispatch_times(model, (x,), {"scale": 2.0}, 200)
     after = cuvil.stats()
     assert len(checks) == len(calls) == 200
-    assert after["planned"] - before["planned"] == 200
+    assert after["planned"] - before["planned"] == 201  # the first one is not timed
     assert after["eager"] == before["eager"]
     assert min(checks) < min(calls)
     # The operators alone take 40 times 8 MFLOP, which is milliseconds.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import cuvil
 import pytest
 import torch
 from cuvil import _native
@@ -46,25 +45,6 @@ class Model(nn.Module):
     def wait(self) -> None:
         if self.seconds:
             time.sleep(self.seconds)
-
-
-@pytest.fixture(name="enable")
-def enable_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    def start(prepare: str = "sync", adopt: str = "always", **environment: str) -> None:
-        monkeypatch.setenv("CUVIL_PREPARE", prepare)
-        monkeypatch.setenv("CUVIL_ADOPT", adopt)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        _native.reset()
-        cuvil.enable()
-
-    with torch.no_grad():
-        yield start
-    cuvil.disable()
-    for point in _native._fault_points():
-        _native._fault_inject(point, 0)
-    _native._quiesce()
-    _native.reset()
 
 
 def eager(model: Model, x: torch.Tensor) -> torch.Tensor:
@@ -124,6 +104,28 @@ def test_one_failure(enable: Any, capfd: pytest.CaptureFixture[str], point: str)
         call()
     assert _native.stats()["planned"] > before, "calls are planned again"
     assert _native.stats()["faults"] == 1 and lines(capfd) == []
+
+
+def test_models_with_decorated_forwards_have_lines_of_their_own(enable: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    class First(nn.Module):
+        @torch.no_grad()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    class Second(nn.Module):
+        @torch.no_grad()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 2
+
+    enable()
+    for kind in (First, Second):
+        _native._fault_inject("plan-build", 1)
+        model = kind()
+        for _ in range(3):
+            model(torch.ones(2))
+    first, second = lines(capfd)
+    assert "First.forward (" in first and __file__ in first, first
+    assert "Second.forward (" in second and __file__ in second, second
 
 
 @pytest.mark.parametrize("point", POINTS)

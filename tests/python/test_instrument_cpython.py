@@ -51,3 +51,8 @@ def test_a_module_that_fails_without_cuvil_is_named_apart(monkeypatch):
     first, *rest = run.summary(outcomes).splitlines()
     assert first.endswith(": 2 modules, 5 tests, 6 probes, 1 unexpected")
     assert rest == ["fails without Cuvil too: 1: test_x", "unexpected: test_y"]
+    assert run.exit_status(outcomes) == 1
+    # Nothing compared is nothing shown.
+    assert run.exit_status({"test_x": outcome}) == 1
+    assert run.exit_status({}) == 1
+    assert run.exit_status({"test_a": outcomes["test_a"], "test_x": outcome}) == 0

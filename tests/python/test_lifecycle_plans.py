@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import cuvil
@@ -24,25 +23,6 @@ from torch import nn
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.Softmax(-1)).eval()
-
-
-@pytest.fixture
-def enable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    def start(prepare: str = "sync", adopt: str = "always", **environment: str) -> None:
-        monkeypatch.setenv("CUVIL_PREPARE", prepare)
-        monkeypatch.setenv("CUVIL_ADOPT", adopt)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        _native.reset()
-        cuvil.enable()
-
-    with torch.no_grad():
-        yield start
-    cuvil.disable()
-    for point in _native._fault_points():
-        _native._fault_inject(point, 0)
-    _native._quiesce()
-    _native.reset()
 
 
 def planned(model: nn.Module) -> int:

@@ -77,6 +77,36 @@ def test_a_kernel_that_stands_when_the_call_is_traced(name):
     program()
 
 
+def test_a_kernel_for_cuda_only_is_no_concern_of_plans_on_the_cpu():
+    m = model(RELU[0])
+    with torch.no_grad(), cuvil.scope():
+        library = register("relu", RELU[2], "CUDA")
+        try:
+            for _ in range(4):
+                m(ramp(2, 3))
+            before = cuvil.stats()["planned"]
+            assert torch.equal(m(ramp(2, 3)), torch.relu(ramp(2, 3) * 2 - 3) + 1)
+            assert cuvil.stats()["planned"] == before + 1, str(cuvil.explain(m))
+        finally:
+            library._destroy()
+
+
+@pytest.mark.gpu
+def test_a_kernel_for_cuda_stops_plans_with_tensors_there():
+    m = model(RELU[0]).cuda()
+    x = ramp(2, 3).cuda()
+    with torch.no_grad(), cuvil.scope():
+        library = register("relu", RELU[2], "CUDA")
+        try:
+            before = cuvil.stats()["planned"]
+            for _ in range(5):
+                assert torch.equal(m(x), (x * 2 - 3) - 100 + 1)
+            assert cuvil.stats()["planned"] == before
+            assert "aten::relu (CUDA)" in str(cuvil.explain(m))
+        finally:
+            library._destroy()
+
+
 @eager_twin(served=True)
 def test_a_kernel_that_goes_with_the_last_reference_to_its_library():
     m = model(RELU[0])

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -63,21 +63,6 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     lines, first = inspect.getsourcelines(function)
     (offset,) = (i for i, line in enumerate(lines) if text in line and "line_of" not in line)
     return f"{inspect.getsourcefile(function)}:{first + offset}"
-
-
-@pytest.fixture
-def enable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    def start(adopt: str = "always") -> None:
-        monkeypatch.setenv("CUVIL_PREPARE", "sync")
-        monkeypatch.setenv("CUVIL_ADOPT", adopt)
-        _native.reset()
-        cuvil.enable()
-
-    with torch.no_grad():
-        yield start
-    cuvil.disable()
-    _native._quiesce()
-    _native.reset()
 
 
 def ready(model: nn.Module, *args: torch.Tensor) -> nn.Module:

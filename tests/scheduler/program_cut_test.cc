@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -131,6 +132,12 @@ class CutForGraphsTest : public testing::TorchTest {
         },
         options);
   }
+  // c10::intrusive_ptr_target keeps the number behind its vtable.
+  static uint32_t NumOwners(const OwnedTensor& tensor) {
+    uint32_t number = 0;
+    std::memcpy(&number, static_cast<const char*>(tensor.ref().impl()) + sizeof(void*), sizeof number);
+    return number;
+  }
   std::string Chain(int length) {
     std::string body;
     for (int i = 0; i < length; ++i) body += Unary(i, "neg", i == 0 ? 0 : i + 1, i + 2, i + 2);
@@ -184,6 +191,27 @@ TEST_F(CutForGraphsTest, WhatACutMakesImpossibleIsCutAgain) {
               ElementsAre(std::tuple(0u, 1u, true), std::tuple(1u, 2u, false), std::tuple(3u, 1u, true)));
 }
 
+TEST_F(CutForGraphsTest, OneWriteOfAnOutputKeepsItsMakerOutsideTooWhereverThatIs) {
+  // A copy would count its writes from 0: the part of the maker knows of no write, that of the write of no copy.
+  const auto parts =
+      Cut(Parse(Unary(0, "neg", 0, 2, 2) + Unary(1, "exp", 2, 3, 3) + Unary(2, "sin", 2, 4, 4) +
+                "#3 aten::relu_(Tensor ! %3) -> (& same %3) source 0\n" + Mul(4, 3, 4, 5) + "return %3, %5\n"),
+          {2});
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_THAT(Shape(*parts),
+              ElementsAre(std::tuple(0u, 1u, true), std::tuple(1u, 3u, false), std::tuple(4u, 1u, true)));
+}
+
+TEST_F(CutForGraphsTest, WhatReadsMemoryBesideTheDeviceIsOutside) {
+  const auto parts = Cut(Parse("%2 : float32[2]{1} meta @2 = input 1\n" + Unary(0, "neg", 0, 3, 3) + Mul(1, 3, 2, 4) +
+                               Unary(2, "exp", 4, 5, 5) + "return %5\n"),
+                         {});
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_THAT(Shape(*parts),
+              ElementsAre(std::tuple(0u, 1u, true), std::tuple(1u, 1u, false), std::tuple(2u, 1u, true)));
+  EXPECT_THAT((*parts)[1].reason, HasSubstr("reads memory of meta"));
+}
+
 TEST_F(CutForGraphsTest, PartsRunAsTheProgramAndReleaseWhatNobodyTakes) {
   const cir::Graph program = Parse(Unary(0, "neg", 0, 2, 2) + Unary(1, "exp", 2, 3, 3) + Mul(2, 2, 1, 4) +
                                    Mul(3, 4, 3, 5) + "return %5, %0, %3, %5, %1\n");
@@ -193,14 +221,19 @@ TEST_F(CutForGraphsTest, PartsRunAsTheProgramAndReleaseWhatNobodyTakes) {
   const PartSequence sequence(program, *std::move(parts));
   const OwnedTensor x = Floats({0, -1}), weight = Floats({2, 3});
   std::vector<OwnedTensor> outputs;
-  const absl::Status status = sequence.Run(*api_, {x.ref()}, {weight.ref()}, &outputs,
-                                           [&](size_t index, absl::Span<const TensorRef> inputs,
-                                               absl::Span<const TensorRef> captured, std::vector<OwnedTensor>* made) {
-                                             const auto plan =
-                                                 ExecutionPlan::Build(sequence.part(index).graph, api_, {});
-                                             if (!plan.ok()) return plan.status();
-                                             return PlanExecutor::Run(**plan, inputs, captured, made);
-                                           });
+  OwnedTensor handed_on;  // %2, which part 2 takes last
+  std::vector<uint32_t> num_owners;
+  const auto run_part = [&](size_t index, absl::Span<const TensorRef> inputs, absl::Span<const TensorRef> captured,
+                            std::vector<OwnedTensor>* made) {
+    if (handed_on) num_owners.push_back(NumOwners(handed_on));
+    const auto plan = ExecutionPlan::Build(sequence.part(index).graph, api_, {});
+    if (!plan.ok()) return plan.status();
+    absl::Status ran = PlanExecutor::Run(**plan, inputs, captured, made);
+    if (index == 0) handed_on = api_->NewReference((*made)[0].ref());
+    return ran;
+  };
+  const absl::Status status = sequence.Run(*api_, {x.ref()}, {weight.ref()}, &outputs, run_part);
+  EXPECT_THAT(num_owners, ElementsAre(2, 2, 1));  // when parts 1, 2 and 3 begin
   ASSERT_TRUE(status.ok()) << status;
   ASSERT_EQ(outputs.size(), 5u);
   EXPECT_FLOAT_EQ(Read(outputs[0])[1], 1.0f * 3.0f * std::exp(1.0f));

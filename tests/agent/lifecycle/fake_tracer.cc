@@ -14,10 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/boundary.h"
+#include "agent/fault_injection.h"
 #include "agent/gil.h"
 #include "agent/lifecycle/bindings.h"
 #include "agent/lifecycle/call_plan.h"
-#include "agent/lifecycle/fault_injection.h"
 #include "agent/py_ref.h"
 
 namespace cuvil::agent {

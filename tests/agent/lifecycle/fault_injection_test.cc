@@ -1,4 +1,4 @@
-#include "agent/lifecycle/fault_injection.h"
+#include "agent/fault_injection.h"
 
 #include <gtest/gtest.h>
 

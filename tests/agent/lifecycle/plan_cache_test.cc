@@ -36,6 +36,19 @@ TEST(PlanCacheTest, ReadersKeepTheListTheyTook) {
   EXPECT_EQ(cache.size(), 0u);
 }
 
+TEST(PlanCacheTest, ReplacesOnlyWhatIsStillThere) {
+  Cache cache(2);
+  const auto first = std::make_shared<Entry>(1), second = std::make_shared<Entry>(2),
+             other = std::make_shared<Entry>(3);
+  EXPECT_TRUE(cache.Insert(first).empty());
+  EXPECT_TRUE(cache.Insert(second).empty());
+  cache.Replace(first.get(), other);
+  EXPECT_EQ(*cache.Snapshot(), (Cache::List{other, second}));
+  cache.Remove(other.get());
+  cache.Replace(other.get(), first);
+  EXPECT_EQ(*cache.Snapshot(), Cache::List{second});
+}
+
 TEST(PlanCacheTest, KnowsWhichEntryWasUsedLast) {
   Cache cache(4);
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(cache.Insert(std::make_shared<Entry>(i)).empty());

@@ -1,4 +1,4 @@
-#include "agent/lifecycle/fault_injection.h"
+#include "agent/fault_injection.h"
 
 #include <array>
 #include <charconv>
@@ -13,7 +13,7 @@ constexpr size_t kNumPoints = static_cast<size_t>(FaultPoint::kNumPoints);
 
 constexpr std::string_view kNames[] = {
 #define CUVIL_FAULT_POINT(enumerator, name, description) name,
-#include "agent/lifecycle/fault_points.def"
+#include "agent/fault_points.def"
 #undef CUVIL_FAULT_POINT
 };
 

@@ -13,7 +13,7 @@ namespace cuvil::agent {
 
 enum class FaultPoint : uint8_t {
 #define CUVIL_FAULT_POINT(enumerator, name, description) enumerator,
-#include "agent/lifecycle/fault_points.def"
+#include "agent/fault_points.def"
 #undef CUVIL_FAULT_POINT
   kNumPoints,
 };
