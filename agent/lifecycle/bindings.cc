@@ -164,20 +164,25 @@ PyObject* TimesBinding(PyObject* arguments, const char* format, const Times& tim
   return Boundary([&]() -> absl::StatusOr<OwnedRef> {
     PyObject *model, *args, *kwargs;
     long count;
-    if (!PyArg_ParseTuple(arguments, format, &model, &PyTuple_Type, &args, &PyDict_Type, &kwargs, &count) ||
+    int num_detaches = 1;
+    if (!PyArg_ParseTuple(arguments, format, &model, &PyTuple_Type, &args, &PyDict_Type, &kwargs, &count,
+                          &num_detaches) ||
         !CheckIsModule(model)) {
       return OwnedRef();
     }
-    return times_of(model, args, kwargs, count);
+    return times_of(model, args, kwargs, count, num_detaches);
   });
 }
 
 PyObject* CheckTimesBinding(PyObject*, PyObject* arguments) noexcept {
-  return TimesBinding(arguments, "OO!O!l:_check_times", CheckTimes);
+  return TimesBinding(arguments, "OO!O!l:_check_times",
+                      [](PyObject* model, PyObject* args, PyObject* kwargs, long count, int) {
+                        return CheckTimes(model, args, kwargs, count);
+                      });
 }
 
 PyObject* DispatchTimesBinding(PyObject*, PyObject* arguments) noexcept {
-  return TimesBinding(arguments, "OO!O!l:_dispatch_times", DispatchTimes);
+  return TimesBinding(arguments, "OO!O!l|i:_dispatch_times", DispatchTimes);
 }
 
 PyObject* FaultInjectBinding(PyObject*, PyObject* arguments) noexcept {

@@ -55,10 +55,12 @@ class CallPlan {
   virtual absl::StatusOr<OwnedRef> Run(const CallArgs& call) = 0;
 
   // For measurements: a built plan with the same signature, guards, tensors and form of result, whose Run() does
-  // everything but the operators. What it answers is not the program's result.
+  // everything but the operators: each tensor of the result is made by that many `detach`. What it answers is not the
+  // program's result.
   //
   // Errors: Unimplemented  there is none
-  virtual absl::StatusOr<std::unique_ptr<CallPlan>> WithoutOperators() const {
+  virtual absl::StatusOr<std::unique_ptr<CallPlan>> WithoutOperators(int num_detaches) const {
+    static_cast<void>(num_detaches);
     return absl::UnimplementedError("this plan cannot do without its operators");
   }
 

@@ -106,13 +106,14 @@ OwnedRef CheckTimes(PyObject* model, PyObject* args, PyObject* kwargs, long coun
   return times.Take();
 }
 
-absl::StatusOr<OwnedRef> DispatchTimes(PyObject* model, PyObject* args, PyObject* kwargs, long count) {
+absl::StatusOr<OwnedRef> DispatchTimes(PyObject* model, PyObject* args, PyObject* kwargs, long count,
+                                       int num_detaches) {
   CallValues values;
   if (!values.Fill(model, args, kwargs)) return OwnedRef();
   ModuleState* state = TheLifecycle().modules.Find(model);
   const std::shared_ptr<PlanEntry> entry = state == nullptr ? nullptr : ServingEntry(*state, values.call);
   if (entry == nullptr) return absl::FailedPreconditionError("no plan serves this call");
-  absl::StatusOr<std::unique_ptr<CallPlan>> without = entry->plan->WithoutOperators();
+  absl::StatusOr<std::unique_ptr<CallPlan>> without = entry->plan->WithoutOperators(num_detaches);
   if (!without.ok()) return without.status();
   const auto probe = std::make_shared<PlanEntry>(std::make_unique<PrivatePlan>(*std::move(without)), entry->hash,
                                                  Adoption::Policy::kAlways);

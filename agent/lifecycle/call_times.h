@@ -16,11 +16,11 @@ OwnedRef CheckTimes(PyObject* model, PyObject* args, PyObject* kwargs, long coun
 
 // Whole calls of the model, from the call in C to its result, answered by the plan that serves them with its operators
 // left out (CallPlan::WithoutOperators): interception, decision, guards, pinning of the weights, the executor, the
-// result. For the extent of this only, and on this thread only, the model's result for such a call is not its own;
-// other threads' calls of it run eagerly.
+// result. `num_detaches`: what WithoutOperators() leaves for each tensor of it. For the extent of this only, and on
+// this thread only, the model's result for such a call is not its own; other threads' calls of it run eagerly.
 //
 // Errors: FailedPrecondition  no plan serves this call, or one of the calls was not answered by the plan
 //         others as CallPlan::WithoutOperators; an exception of the call stays set, with null
-absl::StatusOr<OwnedRef> DispatchTimes(PyObject* model, PyObject* args, PyObject* kwargs, long count);
+absl::StatusOr<OwnedRef> DispatchTimes(PyObject* model, PyObject* args, PyObject* kwargs, long count, int num_detaches);
 
 }  // namespace cuvil::agent

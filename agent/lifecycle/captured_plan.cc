@@ -72,7 +72,7 @@ class CapturedPlan : public CallPlan {
 
   absl::Status Build() override;
   absl::StatusOr<OwnedRef> Run(const CallArgs& call) override;
-  absl::StatusOr<std::unique_ptr<CallPlan>> WithoutOperators() const override;
+  absl::StatusOr<std::unique_ptr<CallPlan>> WithoutOperators(int num_detaches) const override;
 
   void Describe(bool built, Record* record) const override;
   std::string Summary() const override {
@@ -158,9 +158,9 @@ absl::StatusOr<OwnedRef> CapturedPlan::Run(const CallArgs& call) {
   return result;
 }
 
-absl::StatusOr<std::unique_ptr<CallPlan>> CapturedPlan::WithoutOperators() const {
+absl::StatusOr<std::unique_ptr<CallPlan>> CapturedPlan::WithoutOperators(int num_detaches) const {
   if (graph_ != nullptr) return absl::UnimplementedError("on a GPU a call's cost is that of a graph");
-  absl::StatusOr<cir::Graph> graph = cir::EmptyProgram(capture_->graph());
+  absl::StatusOr<cir::Graph> graph = cir::EmptyProgram(capture_->graph(), num_detaches);
   if (!graph.ok()) return graph.status();
   absl::StatusOr<std::shared_ptr<const scheduler::ExecutionPlan>> plan =
       scheduler::ExecutionPlan::Build(*std::move(graph), *LoadedApi(), PlanOptions(*capture_, plan_->api()));

@@ -5,7 +5,7 @@
 
 namespace cuvil::cir {
 
-absl::StatusOr<Graph> EmptyProgram(const Graph& graph) {
+absl::StatusOr<Graph> EmptyProgram(const Graph& graph, int num_detaches) {
   GraphBuilder builder;
   std::vector<ValueId> kept(graph.values.size());
   const auto keep = [&](const std::vector<ValueId>& ids, ValueId (GraphBuilder::*add)(TensorType, StorageId)) {
@@ -22,16 +22,19 @@ absl::StatusOr<Graph> EmptyProgram(const Graph& graph) {
     }
     const std::vector<ValueId>& sources = graph.captured.empty() ? graph.inputs : graph.captured;
     if (sources.empty()) return absl::UnimplementedError("a program without tensors of the caller's");
-    const ValueId source = kept[sources.front().index];
-    TensorType type = builder.graph().value(source).type;
-    type.requires_grad = false;
-    const ValueId made = builder.AddResultValue(std::move(type), builder.graph().value(source).storage);
-    Op op;
-    op.name = "aten::detach";
-    op.kinds = {ArgKind::kTensor};
-    op.operands = {source};
-    op.results = {Result{ReturnKind::kTensor, ResultForm::kNew, {made}}};
-    builder.AddOp(std::move(op));
+    ValueId made = kept[sources.front().index];
+    for (int i = 0; i < num_detaches; ++i) {
+      const ValueId source = made;
+      TensorType type = builder.graph().value(source).type;
+      type.requires_grad = false;
+      made = builder.AddResultValue(std::move(type), builder.graph().value(source).storage);
+      Op op;
+      op.name = "aten::detach";
+      op.kinds = {ArgKind::kTensor};
+      op.operands = {source};
+      op.results = {Result{ReturnKind::kTensor, ResultForm::kNew, {made}}};
+      builder.AddOp(std::move(op));
+    }
     builder.AddOutput(made);
   }
   return std::move(builder).Build();

@@ -62,8 +62,11 @@ def profile_stop(number: int, shared: bool = ..., /) -> dict[str, Any] | None:
 def _check_times(module: object, args: tuple[object, ...], kwargs: dict[str, object], count: int, /) -> list[int]:
     """For benchmarks: ns of `count` guard checks of the plan that answers the call."""
 
-def _dispatch_times(module: object, args: tuple[object, ...], kwargs: dict[str, object], count: int, /) -> list[int]:
-    """For benchmarks: ns of `count` planned calls whose operators are left out; no other thread may make such calls."""
+def _dispatch_times(
+    module: object, args: tuple[object, ...], kwargs: dict[str, object], count: int, num_detaches: int = 1, /
+) -> list[int]:
+    """For benchmarks: ns of `count` planned calls in which every tensor of the result is made by that many `detach`, and
+    other operators are left out; no other thread may make such calls."""
 
 def _fault_inject(name: str, count: int = ..., /) -> None:
     """For tests: makes the named stage boundary fail `count` times."""

@@ -34,6 +34,31 @@ return %3, %0, %2
 )");
 }
 
+TEST(EmptyProgramTest, MakesEachOutputByAsManyOperatorsAsAskedFor) {
+  const auto graph = Parse(R"(cir 1
+source 0 ""
+%0 : float32[4]{1} cpu @0 = input 0
+#0 aten::relu(Tensor %0) -> (%1 : float32[4]{1} cpu @1) source 0
+#1 aten::neg(Tensor %0) -> (%2 : float32[4]{1} cpu @2) source 0
+return %1, %2
+)");
+  ASSERT_TRUE(graph.ok()) << graph.status();
+
+  const auto empty = EmptyProgram(*graph, 2);
+
+  ASSERT_TRUE(empty.ok()) << empty.status();
+  EXPECT_TRUE(Verify(*empty).ok()) << Verify(*empty);
+  EXPECT_EQ(Print(*empty), R"(cir 1
+source 0 ""
+%0 : float32[4]{1} cpu @0 = input 0
+#0 aten::detach(Tensor %0) -> (%1 : float32[4]{1} cpu @0) view source 0
+#1 aten::detach(Tensor %1) -> (%2 : float32[4]{1} cpu @0) view source 0
+#2 aten::detach(Tensor %0) -> (%3 : float32[4]{1} cpu @0) view source 0
+#3 aten::detach(Tensor %3) -> (%4 : float32[4]{1} cpu @0) view source 0
+return %2, %4
+)");
+}
+
 TEST(EmptyProgramTest, NeedsATensorForWhatItReturns) {
   const auto graph = Parse(R"(cir 1
 source 0 ""
