@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/call_table.h"
 #include "agent/cpython_private.h"
+#include "agent/native_torch_state.h"
 #include "agent/py_ref.h"
 #include "agent/tracer.h"
 
@@ -530,7 +531,8 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       return deep();
     case CallModel::kTensorMake:
       return MakeFromTensors(callable, args);
-    case CallModel::kAmbient: {
+    case CallModel::kAmbient:
+    case CallModel::kAmbientShown: {
       deep();
       if (refused()) return;
       OwnedRef values = OwnedRef::Steal(PyTuple_New(args.positional()));
@@ -545,7 +547,8 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
         return;
       }
       // State that the call itself set and read back compares unequal at the end: refused.
-      heap_.TouchCall(callable, values.get(), result.get());
+      heap_.TouchCall(callable, values.get(), result.get(),
+                      entry.model == CallModel::kAmbientShown && NativeTorchStateReader::available());
       return;
     }
     case CallModel::kLock:

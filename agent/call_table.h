@@ -15,6 +15,7 @@ enum class CallModel : uint8_t {
   kTensorOp,       // shows itself as operators; containers among its arguments are read
   kTensorMake,     // makes a tensor from Python numbers; a tensor among them would be read silently
   kAmbient,        // reads ambient state without changing it: called again by a guard
+  kAmbientShown,   // the same, of state that NativeTorchState shows: without a guard of its own where that is read
   kDispatchModes,  // how many dispatch modes are active: the trace's own must not be seen
   kAmbientSet,     // changes ambient state that the end of the trace compares with its start
   kGetAttr,
@@ -75,6 +76,7 @@ struct TorchTypes {
   PyTypeObject* tensor = nullptr;
   PyTypeObject* parameter = nullptr;
   PyTypeObject* module = nullptr;
+  PyTypeObject* script_module = nullptr;  // torch.jit.ScriptModule
   PyTypeObject* dtype = nullptr;
   PyTypeObject* device = nullptr;
   PyTypeObject* layout = nullptr;

@@ -24,7 +24,7 @@ class CapturedTensors {
   void Add(PyObject* tensor, TensorMeta metadata) {
     const torch_abi::TensorRef ref = Bridge().FromPyObject(tensor);
     const void* const autograd = Bridge().AutogradMeta(ref);
-    Tensor added{tensor, ref.impl(), autograd != nullptr ? autograd : ref.impl(), 0, false};
+    Tensor added{tensor, ref.impl(), autograd != nullptr ? Bridge().LeafFlag(autograd) : ref.impl(), 0, false};
     Flat flat{Py_TYPE(tensor), {}};
     if (TensorBridge::Flatten(metadata, &flat.meta)) {
       // A model has few kinds of weights: what they must be stays in the nearest cache.
@@ -71,7 +71,7 @@ class CapturedTensors {
   // Two share a cache line.
   struct Tensor {
     PyObject* object;  // borrowed: the place that a guard has just compared holds it
-    const void* impl;  // where it and its autograd metadata were: only to prefetch
+    const void* impl;  // where it and what is looked at of its autograd metadata were: only to prefetch
     const void* autograd;
     uint32_t expected : 31;  // position in flat_ or large_
     uint32_t is_large : 1;
@@ -94,9 +94,7 @@ class CapturedTensors {
     __builtin_prefetch(impl);
     __builtin_prefetch(impl + 64);
     __builtin_prefetch(impl + 128);
-    const char* autograd = static_cast<const char*>(tensor.autograd);
-    __builtin_prefetch(autograd);
-    __builtin_prefetch(autograd + 64);
+    __builtin_prefetch(tensor.autograd);
   }
 
   std::vector<Flat> flat_;

@@ -89,6 +89,13 @@ class ExpectedValue {
   // An equal object for as long as there is one, without a place that holds it; null if there is none.
   OwnedRef Recall() const;
   bool can_recall() const;
+  // The same, borrowed, where that takes no new object; null otherwise.
+  PyObject* Borrow() const {
+    if (mode_ == Mode::kWeak)
+      return reinterpret_cast<PyWeakReference*>(keeper_)->wr_object == pointer_ ? pointer_ : nullptr;
+    return can_borrow() ? pointer_ : nullptr;
+  }
+  bool can_borrow() const { return mode_ == Mode::kOwned || mode_ == Mode::kPinned || mode_ == Mode::kWeak; }
 
  private:
   enum class Mode : uint8_t { kAbsent, kOwned, kPinned, kWeak, kPlain, kTuple, kReferents, kDerived, kUnknown };

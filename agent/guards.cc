@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <unordered_map>
 #include <utility>
 
 #include "agent/call_table.h"
@@ -17,8 +18,8 @@ namespace {
 static_assert(offsetof(PyFunctionObject, func_defaults) == offsetof(PyFunctionObject, func_code) + sizeof(void*));
 static_assert(offsetof(PyFunctionObject, func_kwdefaults) == offsetof(PyFunctionObject, func_code) + 2 * sizeof(void*));
 
-// How many checks ahead objects are fetched: benchmarks/guards_bench.py, "in calls".
-constexpr ptrdiff_t kAhead = 16;
+// How many words ahead objects are fetched: benchmarks/guards_bench.py, "in calls".
+constexpr ptrdiff_t kAhead = 24;
 
 PyObject* LoadPointer(PyObject* object, Py_ssize_t offset) {
   PyObject* value;
@@ -103,12 +104,13 @@ GuardSet::Details::~Details() {
 
 GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
   const std::vector<HeapEntry>& entries = log.entries();
+  // Objects that a dict holds, or an instance as its attributes, and the check of that dict or instance.
+  std::unordered_map<PyObject*, size_t> holders;
   for (size_t i = 0; i < entries.size(); ++i) {
     const HeapEntry& entry = entries[i];
     if (!old[i] || entry.structural) continue;
     Check check{};
     check.kind = entry.kind;
-    bool plain = false;
     check.offset = static_cast<int16_t>(entry.offset);
     check.details = static_cast<uint32_t>(details_.size());
     PyObject* const object = entry.object;
@@ -129,9 +131,10 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     auto own = [&](PyObject* object) { details.owned.push_back(Py_NewRef(object)); };
     switch (check.kind) {
       case StateKind::kInstance:
-        plain = true;
+        check.plain = true;
         check.type = reinterpret_cast<uintptr_t>(entry.pointers[0]);
         check.value = reinterpret_cast<uintptr_t>(entry.pointers[1]);
+        if (entry.pointers[1] != nullptr) holders.emplace(entry.pointers[1], all_.size());
         if (check.offset == 0) {  // no __dict__: the type is compared twice
           check.offset = offsetof(PyObject, ob_type);
           check.value = check.type;
@@ -147,28 +150,40 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
             why_not_ = std::string("a key of type ") + Py_TYPE(item.key)->tp_name + " cannot be kept";
           }
           // A class's attributes are covered by its tag.
-          if (entry.kind == StateKind::kDict) add_value(item.value);
+          if (entry.kind != StateKind::kDict) continue;
+          add_value(item.value);
+          if (item.value != nullptr) holders.emplace(item.value, all_.size());
         }
         if (entry.kind == StateKind::kType) {
           details.what = std::string("class ") + reinterpret_cast<PyTypeObject*>(entry.object)->tp_name;
           check.offset = kTypeTagOffset;
-          plain = TypeTag(reinterpret_cast<PyTypeObject*>(object)) != 0;
+          check.plain = TypeTag(reinterpret_cast<PyTypeObject*>(object)) != 0;
           check.value = LoadWord(object, kTypeTagOffset);
         } else {
           check.offset = kDictTagOffset;
-          plain = true;
+          check.plain = true;
           if (entry.whole && entry.items.size() > 1 && PyODict_Check(entry.object)) {
-            plain = false;
-            check.ordered = 1;
+            check.plain = false;
+            check.ordered = true;
             details.order_state = OrderedDictState(entry.object);
           }
-          check.watched = plain && DictWatch::Watch(object) ? 1 : 0;
+          if (const auto holder = holders.find(object); holder != holders.end()) {
+            check.implied = true;
+            all_.checks[holder->second].holds = true;
+          }
+          check.watched = check.plain && DictWatch::Watch(object);
           // Behind the watch, which leaves its mark in the word.
           check.value = LoadWord(object, kDictTagOffset);
         }
         break;
       case StateKind::kList:
       case StateKind::kSet:
+        for (const DictItem& item : entry.items) {
+          details.keys.push_back(ExpectedValue::ForKey(item.key));
+          details.hashes.push_back(item.hash);
+          details.values.emplace_back(item.value);
+        }
+        details.whole = entry.whole;
         for (PyObject* value : entry.pointers) add_value(value);
         break;
       case StateKind::kFunction:
@@ -204,7 +219,7 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
     if (check.kind == StateKind::kFunction || check.kind == StateKind::kCell || check.kind == StateKind::kMember) {
       AddPlaces(check, &details);
     } else {
-      all_.Add(check, plain);
+      all_.Add(check);
     }
     details_.push_back(std::move(details));
   }
@@ -212,29 +227,37 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
   ChooseUnwatched();
 }
 
-void GuardSet::CheckList::Add(const Check& check, bool plain) {
-  if (!plain) stops.push_back(static_cast<uint32_t>(checks.size()));
+void GuardSet::CheckList::Add(const Check& check) {
+  const auto index = static_cast<uint32_t>(checks.size());
+  const auto add_word = [&](const char* at, uintptr_t value) {
+    words.push_back({at, value});
+    check_of.push_back(index);
+  };
+  if (!check.plain) {
+    stops.push_back({static_cast<uint32_t>(words.size()), index});
+  } else if (!check.implied) {
+    // Several places of one object follow each other.
+    const char* const type = reinterpret_cast<const char*>(check.object()) + offsetof(PyObject, ob_type);
+    const bool compared = check.further && checks.back().plain && checks.back().object() == check.object();
+    if (!compared) add_word(type, check.type);
+  }
+  word_of.push_back(static_cast<uint32_t>(words.size()));
+  if (check.plain) add_word(check.word, check.value);
   checks.push_back(check);
 }
 
 void GuardSet::CheckList::Complete(const void* any_memory) {
-  stops.push_back(static_cast<uint32_t>(checks.size()));
-  Check beyond{};
-  beyond.word = static_cast<const char*>(any_memory);
-  checks.insert(checks.end(), kAhead, beyond);
+  stops.push_back({static_cast<uint32_t>(words.size()), static_cast<uint32_t>(checks.size())});
+  words.insert(words.end(), kAhead, {static_cast<const char*>(any_memory), 0});
 }
 
 void GuardSet::ChooseUnwatched() {
   num_noisy_ = DictWatch::num_noisy();
   choose_again_ = false;
   unwatched_ = {};
-  size_t stop = 0;
-  for (uint32_t i = 0; i < all_.size(); ++i) {
-    const bool plain = all_.stops[stop] != i;
-    if (!plain) ++stop;
-    Check& check = all_.checks[i];
-    if (check.watched && DictWatch::IsNoisy(check.object())) check.watched = 0;
-    if (!check.watched) unwatched_.Add(check, plain);
+  for (Check& check : all_.checks) {
+    if (check.watched && DictWatch::IsNoisy(check.object())) check.watched = false;
+    if (!check.watched) unwatched_.Add(check);
   }
   unwatched_.Complete(this);
 }
@@ -247,8 +270,9 @@ void GuardSet::AddPlaces(Check check, Details* details) {
     const bool owned_tuple = held != nullptr && PyTuple_CheckExact(held) && ExpectedValue::MayOwn(held);
     if (owned_tuple) details->owned.push_back(Py_NewRef(held));
     check.value = reinterpret_cast<uintptr_t>(held);
-    all_.Add(check, value.address_suffices() || owned_tuple || witness.object != nullptr);
-    check.further = 1;
+    check.plain = value.address_suffices() || owned_tuple || witness.object != nullptr;
+    all_.Add(check);
+    check.further = true;
     if (witness.object != nullptr) {
       Check second = check;
       second.kind = StateKind::kOpaque;  // there is nothing else to look at
@@ -256,7 +280,8 @@ void GuardSet::AddPlaces(Check check, Details* details) {
       second.offset = witness.offset;
       second.type = reinterpret_cast<uintptr_t>(witness.type);
       second.value = witness.word;
-      all_.Add(second, true);
+      second.plain = true;
+      all_.Add(second);
     }
     check.word += sizeof(void*);
     check.offset = static_cast<int16_t>(check.offset + sizeof(void*));
@@ -265,7 +290,7 @@ void GuardSet::AddPlaces(Check check, Details* details) {
 
 void GuardSet::KeepWatch(Check& check) {
   if (check.watched && !DictWatch::Watch(check.object())) {
-    check.watched = 0;
+    check.watched = false;
     choose_again_ = true;
   }
   check.value = LoadWord(check.object(), kDictTagOffset);  // a watch leaves its mark in it
@@ -280,6 +305,7 @@ bool GuardSet::DictStillMatches(Check& check) {
     KeepWatch(check);
     return true;
   }
+  careful_ = careful_ || check.holds;
   if (details.whole) {
     if (check.ordered || static_cast<size_t>(PyDict_GET_SIZE(dict)) != details.keys.size()) return false;
     Py_ssize_t position = 0;
@@ -304,6 +330,16 @@ bool GuardSet::DictStillMatches(Check& check) {
   }
   // It may be another dict, at the old one's address.
   KeepWatch(check);
+  return true;
+}
+
+bool GuardSet::HasTheKeys(PyObject* set, const Details& details) {
+  for (size_t i = 0; i < details.keys.size(); ++i) {
+    PyObject* const key = details.keys[i].Borrow();
+    if (key == nullptr) return false;
+    const Membership before = details.values[i].pointer() != nullptr ? Membership::kPresent : Membership::kAbsent;
+    if (FindInSet(set, key, details.hashes[i]) != before) return false;
+  }
   return true;
 }
 
@@ -335,6 +371,7 @@ bool GuardSet::Passes(Check& check) {
     }
     case StateKind::kSet: {
       const Details& details = details_[check.details];
+      if (!details.whole) return HasTheKeys(object, details);
       if (static_cast<size_t>(PySet_GET_SIZE(object)) != details.values.size()) return false;
       Py_ssize_t position = 0;
       PyObject* key;
@@ -382,32 +419,58 @@ bool GuardSet::Passes(Check& check) {
 }
 
 const GuardSet::Check* GuardSet::FirstFailing(CheckList* list) {
-  Check* check = list->checks.data();
-  const Check* const last = check + list->stops.back();
-  for (const uint32_t* stop = list->stops.data();; ++stop, ++check) {
-    for (const Check* const end = list->checks.data() + *stop; check != end; ++check) {
+  if (careful_) return FirstFailingFrom(0, list);
+  const Word* const words = list->words.data();
+  const Word* word = words;
+  for (const CheckList::Stop* stop = list->stops.data();; ++stop) {
+    for (const Word* const end = words + stop->word; word != end; ++word) {
       // Operators have emptied the caches since the last call. Prefetching an address is no access: what lies there may
-      // be gone already. The word mostly shares its cache line with the type.
-      __builtin_prefetch(check[kAhead].word);
-      uintptr_t word;
-      std::memcpy(&word, check->word, sizeof word);
-      if (reinterpret_cast<uintptr_t>(Py_TYPE(check->object())) == check->type && word == check->value) continue;
-      if (!Passes(*check)) return check;
+      // be gone already. The value mostly shares its cache line with the type.
+      __builtin_prefetch(word[kAhead].at);
+      uintptr_t value;
+      std::memcpy(&value, word->at, sizeof value);
+      if (value == word->value) [[likely]]
+        continue;
+      const auto index = static_cast<size_t>(word - words);
+      const size_t i = list->check_of[index];
+      Check& check = list->checks[i];
+      if (!Passes(check)) return &check;
+      list->words[list->word_of[i]].value = check.value;
+      if (careful_) return FirstFailingFrom(i + 1, list);
     }
-    if (check == last) return nullptr;
-    __builtin_prefetch(check[kAhead].word);
-    if (!Passes(*check)) return check;
+    if (stop->check == list->checks.size()) return nullptr;
+    Check& check = list->checks[stop->check];
+    if (!Passes(check)) return &check;
+    if (careful_) return FirstFailingFrom(stop->check + 1, list);
   }
+}
+
+const GuardSet::Check* GuardSet::FirstFailingFrom(size_t begin, CheckList* list) {
+  for (size_t i = begin; i < list->checks.size(); ++i) {
+    Check& check = list->checks[i];
+    if (check.plain) {
+      uintptr_t value;
+      std::memcpy(&value, check.word, sizeof value);
+      if (reinterpret_cast<uintptr_t>(Py_TYPE(check.object())) == check.type && value == check.value) continue;
+    }
+    if (!Passes(check)) return &check;
+    if (check.plain) list->words[list->word_of[i]].value = check.value;
+  }
+  return nullptr;
 }
 
 bool GuardSet::Hold() {
   // Before the checks: what a C function that they call changes counts for the next time.
   const uint64_t epoch = DictWatch::epoch();
-  if (epoch == good_epoch_ && FirstFailing(&unwatched_) == nullptr) return true;
+  if (epoch == good_epoch_ && FirstFailing(&unwatched_) == nullptr) {
+    careful_ = false;
+    return true;
+  }
   if (const Check* failing = FirstFailing(&all_); failing != nullptr) {
     last_failure_ = failing - all_.checks.data();
     return false;
   }
+  careful_ = false;
   if (choose_again_ || DictWatch::num_noisy() != num_noisy_) ChooseUnwatched();
   if (!DictWatch::ChangeIsPending()) good_epoch_ = epoch;
   return true;

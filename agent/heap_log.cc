@@ -3,8 +3,10 @@
 #include <cstring>
 #include <utility>
 
+#include "agent/call_table.h"
 #include "agent/cpython_compat.h"
 #include "agent/cpython_private.h"
+#include "agent/expected_value.h"
 #include "agent/object_layouts.h"
 
 namespace cuvil::agent {
@@ -57,6 +59,27 @@ size_t OrderedDictState(PyObject* ordered_dict) {
   size_t state;
   std::memcpy(&state, reinterpret_cast<char*>(ordered_dict) + kOrderedDictStateOffset, sizeof state);
   return state;
+}
+
+Membership FindInSet(PyObject* set, PyObject* key, Py_hash_t hash) {
+  // The order in which sets look at their entries (Objects/setobject.c): a stretch of neighbours, then on by the hash's
+  // upper bits; an entry that was never used ends it. layout_self_test.cc compares it with the set's own answers.
+  constexpr size_t kNeighbours = 9;
+  constexpr unsigned kShift = 5;
+  const auto* const object = reinterpret_cast<const PySetObject*>(set);
+  const auto mask = static_cast<size_t>(object->mask);
+  size_t upper = static_cast<size_t>(hash);
+  for (size_t i = upper & mask;; i = (i * 5 + 1 + upper) & mask) {
+    const size_t end = i + kNeighbours <= mask ? i + kNeighbours : i;
+    for (size_t at = i; at <= end; ++at) {
+      const setentry& entry = object->table[at];
+      if (entry.key == nullptr) return Membership::kAbsent;
+      if (entry.hash != hash) continue;
+      const bool is_it = entry.key == key || SameAtom(entry.key, key);
+      return is_it ? Membership::kPresent : Membership::kUnknown;
+    }
+    upper >>= kShift;
+  }
 }
 
 bool IsPlainKey(PyObject* key) {
@@ -251,10 +274,40 @@ void HeapLog::TouchList(PyObject* list) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) entry->pointers.push_back(Held(PyList_GET_ITEM(list, i)));
 }
 
+bool HeapLog::TouchSetKey(PyObject* set, PyObject* key) {
+  if (const auto seen = seen_keys_.find({set, key}); seen != seen_keys_.end()) {
+    ReadAgain(&entries_[seen->second]);
+    return true;
+  }
+  if (!IsPlainKey(key) || !ExpectedValue::ForKey(key).can_borrow()) return false;
+  DictItem item;
+  item.key = key;
+  item.hash = PyObject_Hash(key);
+  if (item.hash == -1) {
+    PyErr_Clear();
+    return false;
+  }
+  const Membership membership = FindInSet(set, key, item.hash);
+  if (membership == Membership::kUnknown) return false;
+  bool created;
+  HeapEntry* entry = Find(StateKind::kSet, set, 0, &created);
+  if (!created) ReadAgain(entry);
+  if (entry->whole) return true;
+  seen_keys_.emplace(std::make_pair(set, Held(key)), static_cast<uint32_t>(entry - entries_.data()));
+  item.value = membership == Membership::kPresent ? Held(Py_True) : nullptr;
+  entry->items.push_back(item);
+  return true;
+}
+
 void HeapLog::TouchSet(PyObject* set) {
   bool created;
   HeapEntry* entry = Find(StateKind::kSet, set, 0, &created);
-  if (!created) return ReadAgain(entry);
+  if (!created) ReadAgain(entry);
+  if (entry->whole) return;
+  entry->whole = true;
+  // What it was before the keys that were asked for changed is unknown: then nothing compares equal.
+  if (!created && (entry->written || entry->changed_meanwhile)) entry->pointers.push_back(nullptr);
+  entry->items.clear();
   Py_ssize_t position = 0;
   PyObject* key;
   Py_hash_t hash;
@@ -312,7 +365,7 @@ void HeapLog::TouchContextVar(PyObject* variable) {
   Py_XDECREF(value);
 }
 
-void HeapLog::TouchCall(PyObject* callable, PyObject* args, PyObject* result) {
+void HeapLog::TouchCall(PyObject* callable, PyObject* args, PyObject* result, bool shown) {
   for (const HeapEntry& entry : entries_) {
     if (entry.kind != StateKind::kCall || entry.object != callable) continue;
     if (entry.pointers[0] == args || PyTuple_GET_SIZE(args) + PyTuple_GET_SIZE(entry.pointers[0]) == 0) return;
@@ -323,6 +376,7 @@ void HeapLog::TouchCall(PyObject* callable, PyObject* args, PyObject* result) {
   entry.kind = StateKind::kCall;
   entry.object = Held(callable);
   entry.pointers = {Held(args), Held(result)};
+  entry.structural = shown && (IsAtom(result) || Py_TYPE(result) == Types().dtype);
 }
 
 void HeapLog::MarkWritten(PyObject* object) {
@@ -389,6 +443,11 @@ bool HeapLog::Unchanged(const HeapEntry& entry) const {
              std::memcmp(reinterpret_cast<PyListObject*>(object)->ob_item, entry.pointers.data(),
                          entry.pointers.size() * sizeof(PyObject*)) == 0;
     case StateKind::kSet: {
+      for (const DictItem& item : entry.items) {
+        const Membership before = item.value != nullptr ? Membership::kPresent : Membership::kAbsent;
+        if (FindInSet(object, item.key, item.hash) != before) return false;
+      }
+      if (!entry.whole) return true;
       if (static_cast<size_t>(PySet_GET_SIZE(object)) != entry.pointers.size()) return false;
       Py_ssize_t position = 0;
       PyObject* key;

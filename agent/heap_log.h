@@ -17,7 +17,7 @@ enum class StateKind : uint8_t {
   kDict,        // some keys of a dict, or all of it
   kType,        // class attributes looked up along a type's MRO
   kList,        // a list's items
-  kSet,         // a set's entries
+  kSet,         // whether some keys are in a set, or its entries
   kCell,        // a closure cell's content
   kFunction,    // a function's code, defaults, keyword defaults and closure
   kMember,      // one pointer-sized C member of an object (a __slots__ attribute, default_factory, ...)
@@ -30,20 +30,20 @@ enum class StateKind : uint8_t {
 struct DictItem {
   PyObject* key = nullptr;
   Py_hash_t hash = 0;
-  PyObject* value = nullptr;  // null: absent
+  PyObject* value = nullptr;  // null: absent; of a set: True if it is there
 };
 
 // One touched piece of state with its baseline: the values before the first access.
 struct HeapEntry {
   StateKind kind;
   PyObject* object = nullptr;
-  bool whole = false;       // kDict: `items` is the complete content, in order
-  bool structural = false;  // covered by the input signature: must not change, needs no guard
+  bool whole = false;       // kDict: `items` is the complete content, in order; kSet: `pointers` is
+  bool structural = false;  // covered by the input signature or torch's state: must not change, needs no guard
   bool written = false;
   // Found changed between two reads. If the call did not write it, another thread did, and the trace mixes two states.
   bool changed_meanwhile = false;
   uint32_t written_at = 0;          // source of the last modelled write
-  std::vector<DictItem> items;      // kDict; kType: {name, value looked up}
+  std::vector<DictItem> items;      // kDict; kSet, unless whole; kType: {name, value looked up}
   std::vector<PyObject*> pointers;  // kList, kSet, kCell, kFunction, kMember, kInstance, kContextVar, kCall
   uint32_t tag = 0;                 // kType: version tag at first touch
   uint64_t dict_tag = 0;            // kDict: version tag when it was last found to equal the baseline
@@ -80,13 +80,18 @@ class HeapLog {
   PyObject* TouchType(PyTypeObject* type, PyObject* name);
   void TouchList(PyObject* list);
   void TouchSet(PyObject* set);
+  // Whether the key is in the set, which is exactly a set or frozenset. False, and nothing is logged, if that takes a
+  // comparison by code of a program, or the key cannot be kept.
+  bool TouchSetKey(PyObject* set, PyObject* key);
   void TouchCell(PyObject* cell);
   void TouchFunction(PyObject* function);
   void TouchMember(PyObject* object, Py_ssize_t offset);
   void TouchContextVar(PyObject* variable);
   void TouchWeakref(PyObject* reference);
   void TouchOpaque(PyObject* object);
-  void TouchCall(PyObject* callable, PyObject* args, PyObject* result);
+  // `shown`: other state that every check looks at tells whether the result is still the same, unless it is an object
+  // with an identity of its own.
+  void TouchCall(PyObject* callable, PyObject* args, PyObject* result, bool shown = false);
 
   // Marks the pieces of `object` logged so far as written by the call.
   void MarkWritten(PyObject* object);
@@ -160,6 +165,11 @@ class HeapLog {
 
 // Changes whenever an OrderedDict's order changes, move_to_end() included, which moves no version tag.
 size_t OrderedDictState(PyObject* ordered_dict);
+
+// Whether a key with this hash is in the set, as far as can be told without calling anything: kUnknown if that takes a
+// comparison of objects that are not atoms.
+enum class Membership : uint8_t { kAbsent, kPresent, kUnknown };
+Membership FindInSet(PyObject* set, PyObject* key, Py_hash_t hash);
 
 // True iff the object is immutable, has no identity that programs may rely on, and compares by type and bits:
 // None, bool, int, float, complex, str, bytes.

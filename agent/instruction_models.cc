@@ -354,6 +354,7 @@ void Tracer::Contains(PyObject* container, PyObject* item) {
   }
   if (PyDict_Check(container)) return GetDictItem(container, item);
   if (type == &PyDictKeys_Type) return GetDictItem(reinterpret_cast<DictView*>(container)->dict, item);
+  if (PyAnySet_CheckExact(container) && heap_.TouchSetKey(container, item)) return;
   if (!TouchContent(container)) {
     Refuse("unknown-object", absl::StrCat("membership in an object of type ", type->tp_name, " is tested"),
            kAdviceDevelop);

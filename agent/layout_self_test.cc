@@ -258,6 +258,30 @@ bool CheckLookups(PyObject* derived) {
          _PyType_Lookup(AsType(derived), other.get()) == nullptr;
 }
 
+// What is in a set is found as the set itself finds it, with keys that collide and places of others that are gone.
+bool CheckMembership() {
+  constexpr long kStep = 1L << 20;
+  const OwnedRef set = OwnedRef::Steal(PySet_New(nullptr));
+  if (!set) return false;
+  const auto key_of = [](long i) { return Number(i % 3 == 0 ? i : i * kStep); };
+  for (long i = 0; i < 120; ++i) {
+    const OwnedRef key = key_of(i);
+    if (!key || PySet_Add(set.get(), key.get()) < 0) return false;
+    if (i % 5 == 4 && PySet_Discard(set.get(), key_of(i - 3).get()) < 0) return false;
+    for (long k = 0; k < 150; k += i % 7 == 0 ? 1 : 13) {
+      const OwnedRef other = key_of(k);
+      if (!other) return false;
+      const Membership found = FindInSet(set.get(), other.get(), PyObject_Hash(other.get()));
+      const int expected = PySet_Contains(set.get(), other.get());
+      if (expected < 0 || found != (expected == 1 ? Membership::kPresent : Membership::kAbsent)) return false;
+    }
+  }
+  const OwnedRef one = Number(1), equal = OwnedRef::Steal(PyFloat_FromDouble(1.0));
+  const OwnedRef ones = OwnedRef::Steal(PySet_New(nullptr));
+  return one && equal && ones && PySet_Add(ones.get(), equal.get()) == 0 &&
+         FindInSet(ones.get(), one.get(), PyObject_Hash(one.get())) == Membership::kUnknown;
+}
+
 bool CheckErrorIndicator(PyThreadState* thread) {
   if (compat::HasError(thread)) return false;
   PyErr_SetNone(PyExc_KeyError);
@@ -392,6 +416,7 @@ absl::Status CheckLayouts(PyObject* globals, PyThreadState* thread) {
   if (status.ok()) status = check(Assumption::kDescriptors, CheckDescriptors(slotted, box));
   if (status.ok()) status = check(Assumption::kBuiltinObjects, CheckBuiltinObjects(closure, box));
   if (status.ok()) status = expect(Assumption::kLookups, CheckLookups(derived));
+  if (status.ok()) status = expect(Assumption::kMembership, CheckMembership());
   if (status.ok()) status = expect(Assumption::kErrorIndicator, CheckErrorIndicator(thread));
   if (status.ok()) status = expect(Assumption::kStackChunk, CheckStackChunk(thread));
   if (status.ok()) status = expect(Assumption::kTraceFunctions, CheckTraceFunctions(thread));

@@ -32,6 +32,7 @@ struct Functions {
   int8_t (*default_dtype)() = nullptr;
   bool (*profiler)() = nullptr;
   const VectorHead& (*functorch_layers)() = nullptr;
+  const void* const& (*tracing_state)() = nullptr;  // a shared_ptr, which begins with the pointer
   void* c10 = nullptr;
   bool tested = false;
 };
@@ -65,6 +66,7 @@ absl::Status FindFunctions(Functions* f) {
                      find("_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv", &f->function_state) &&
                      find("_ZN3c1031get_default_dtype_as_scalartypeEv", &f->default_dtype) &&
                      find("_ZN5torch8profiler4impl15profilerEnabledEv", &f->profiler) &&
+                     find("_ZN5torch3jit6tracer15getTracingStateEv", &f->tracing_state) &&
                      find("_ZN2at9functorch20getDynamicLayerStackEv", &f->functorch_layers);
   if (!found || KeysOfThisThread() == nullptr) {
     return absl::UnavailableError("this torch does not export the functions for its ambient state");
@@ -85,6 +87,7 @@ NativeTorchState ReadState(const Functions& f) {
   state.grad_enabled = f.grad_enabled();
   state.inference_mode = f.inference_mode();
   state.functorch = layers.begin != layers.end;
+  state.tracing = f.tracing_state() != nullptr;
   state.profiler = f.profiler();
   return state;
 }
@@ -159,6 +162,30 @@ class Trial {
   OwnedRef c_;
 };
 
+// What the state is within a traced call: the function that torch traces notes it.
+PyObject* NoteState(PyObject* noted, PyObject* tensor) {
+  *static_cast<NativeTorchState*>(PyCapsule_GetPointer(noted, nullptr)) = ReadState(F());
+  return Py_NewRef(tensor);
+}
+
+absl::Status TestTracing(const Functions& f, const Trial& trial) {
+  static PyMethodDef note = {"note_state", NoteState, METH_O, nullptr};
+  const NativeTorchState before = ReadState(f);
+  NativeTorchState within = before;
+  const OwnedRef noted = OwnedRef::Steal(PyCapsule_New(&within, nullptr, nullptr));
+  const OwnedRef function = noted ? OwnedRef::Steal(PyCFunction_New(&note, noted.get())) : OwnedRef();
+  const OwnedRef name_of =
+      OwnedRef::Steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyUnicode_Type), "strip"));
+  const OwnedRef torch = OwnedRef::Steal(PyImport_ImportModule("torch"));
+  const OwnedRef tensor = torch ? OwnedRef::Steal(PyObject_CallMethod(torch.get(), "empty", "i", 0)) : OwnedRef();
+  const bool ran =
+      function && name_of && tensor &&
+      trial.Call("_create_graph_by_tracing", "O(O)OOO", function.get(), tensor.get(), name_of.get(), Py_True, Py_False);
+  PyErr_Clear();
+  if (ran && !before.tracing && within.tracing && ReadState(f) == before) return absl::OkStatus();
+  return absl::FailedPreconditionError("torch's ambient state does not show tracing");
+}
+
 absl::Status Test(const Functions& f) {
   using State = NativeTorchState;
   const Trial trial(f);
@@ -211,7 +238,8 @@ absl::Status Test(const Functions& f) {
       [&] { return trial.Call("_functorch._vmap_decrement_nesting", nullptr); },
       [](const State& a, const State& b) { return !a.functorch && b.functorch; });
   if (!status.ok()) return status;
-  return absl::OkStatus();
+  // Within torch.jit.trace a further trace would end that one.
+  return now.tracing ? absl::OkStatus() : TestTracing(f, trial);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct NativeTorchState {
   bool grad_enabled = false;
   bool inference_mode = false;
   bool functorch = false;
+  bool tracing = false;  // by torch.jit.trace
   bool profiler = false;
 
   bool operator==(const NativeTorchState&) const = default;
@@ -29,7 +30,7 @@ struct NativeTorchState {
 // Errors:  Unavailable         this torch lacks one of the functions
 //          FailedPrecondition  one of them did not follow when the state was changed from Python; names it
 // Source:  c10/core/impl/LocalDispatchKeySet.h, c10/core/GradMode.h, c10/core/InferenceMode.h,
-//          ATen/PythonTorchFunctionTLS.h, ATen/functorch/DynamicLayer.h.
+//          ATen/PythonTorchFunctionTLS.h, ATen/functorch/DynamicLayer.h, torch/csrc/jit/frontend/tracer.h.
 class NativeTorchStateReader {
  public:
   // GIL held. Changes the calling thread's state for the length of the test and restores it.

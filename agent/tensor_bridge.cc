@@ -66,6 +66,8 @@ PyObject* TensorBridge::ToPyObject(torch_abi::OwnedTensor tensor) const {
 bool TensorBridge::RequiresGrad(const char* impl) const {
   const auto* meta = Load<const char*>(impl, kAutogradMeta);
   if (meta == nullptr) return false;
+  // Of the two or three things that each suffice, the one that holds for parameters.
+  if (leaf_flag_ != 0 && Load<uint8_t>(meta, leaf_flag_) == 1) return true;
   // AutogradMetaInterface's second virtual function; set_requires_grad is the first.
   using Function = bool (*)(const void*);
   const auto* table = Load<const char*>(meta, 0);

@@ -73,7 +73,8 @@ class TensorBridge {
   PyObject* ToPyObject(torch_abi::OwnedTensor tensor) const;
 
   TensorMeta Read(torch_abi::TensorRef tensor) const;
-  // A few nanoseconds; no allocation. One virtual call if the tensor has autograd metadata.
+  // A few nanoseconds; no allocation. One virtual call if the tensor has autograd metadata and is no leaf that requires
+  // a gradient.
   bool SameMeta(torch_abi::TensorRef tensor, const TensorMeta& meta) const;
   // False if the tensor has too many dimensions.
   static bool Flatten(const TensorMeta& meta, FlatTensorMeta* flat);
@@ -88,6 +89,8 @@ class TensorBridge {
   size_t StorageBytes(torch_abi::TensorRef tensor) const;
   // Null when the tensor has none (inference tensors).
   const void* AutogradMeta(torch_abi::TensorRef tensor) const;
+  // What SameMeta() looks at in it, only to be prefetched.
+  const void* LeafFlag(const void* autograd_meta) const { return static_cast<const char*>(autograd_meta) + leaf_flag_; }
   // False when the tensor has no version counter (inference tensors).
   bool Version(torch_abi::TensorRef tensor, uint32_t* version) const;
 
@@ -112,6 +115,7 @@ class TensorBridge {
   ptrdiff_t key_set_ = 0;
   uint64_t differentiable_keys_ = 0;  // the keys that an inference tensor lacks
   ptrdiff_t bytes_in_storage_ = 0;    // from the StorageImpl
+  ptrdiff_t leaf_flag_ = 0;           // from the autograd metadata: a byte, 1 if a gradient is required; 0: unknown
 };
 
 }  // namespace cuvil::agent

@@ -238,6 +238,29 @@ absl::Status TensorBridgeCalibrator::CheckAutograd() {
       meta("derived") == nullptr) {
     return Violated(Assumption::kTensorAutograd);
   }
+  // AutogradMeta::requires_grad_, behind its eight first members. Where it cannot be told apart, it is not looked at.
+  constexpr ptrdiff_t kSearched = 152;  // inside of the whole: 2.11's has 200 bytes, 2.15's has 184
+  const auto flag = [&](const char* name, ptrdiff_t at) {
+    return Load<uint8_t>(static_cast<const char*>(meta(name)), at);
+  };
+  ptrdiff_t found = 0;
+  int num_found = 0;
+  for (ptrdiff_t at = sizeof(void*); at < kSearched; ++at) {
+    const bool is_it =
+        flag("leaf", at) == 1 && flag("parameter", at) == 1 && flag("derived", at) == 0 && flag("former_leaf", at) == 0;
+    if (!is_it) continue;
+    found = at;
+    ++num_found;
+  }
+  const auto set = [&](PyObject* value) {
+    const OwnedRef done = OwnedRef::Steal(PyObject_CallMethod(Probe("former_leaf"), "requires_grad_", "O", value));
+    PyErr_Clear();
+    return static_cast<bool>(done);
+  };
+  if (num_found == 1 && set(Py_True)) {
+    const bool follows = flag("former_leaf", found) == 1;
+    if (set(Py_False) && follows && flag("former_leaf", found) == 0) bridge_->leaf_flag_ = found;
+  }
   return absl::OkStatus();
 }
 

@@ -120,3 +120,131 @@ def test_a_piece_of_state_counts_once() -> None:
             m(ramp(3))
     plans = [plan for module in cuvil.explain(m).to_dict()["modules"] for plan in module["plans"]]
     assert plans[0]["guards"]["closure cells"] == 1
+
+
+def planned_calls(call: Callable[[], Any]) -> int:
+    before = cuvil.stats()["planned"]
+    call()
+    return cuvil.stats()["planned"] - before
+
+
+@eager_twin(served=True)
+def test_keys_that_were_looked_for_in_a_set() -> Iterator[Any]:
+    known = {1, 2, *(f"name {i}" for i in range(40))}
+    m = Fn(lambda s, x: x * 2 if "name 7" in known and "other" not in known else x - 1)
+    with torch.no_grad():
+        yield from warm("as it is", m, ramp(3))
+        known.add("unrelated")
+        yield from warm("more", m, ramp(3))
+        known.discard("name 7")
+        yield from warm("without", m, ramp(3))
+        known.add("".join(["name", " 7"]))
+        yield from warm("an equal one", m, ramp(3))
+        known.add("other")
+        yield from warm("with the other", m, ramp(3))
+        known.clear()
+        yield from warm("empty", m, ramp(3))
+
+
+def test_other_keys_of_a_set_do_not_matter() -> None:
+    known = {torch.Tensor, torch.nn.Module}
+    m = Fn(lambda s, x: x * 2 if type(x) in known and Slotted not in known else x)
+    x = ramp(3)
+    with cuvil.scope(), torch.no_grad():
+        for _ in range(4):
+            m(x)
+        known.update([Doubled, 1, "name", *range(100)])
+        assert planned_calls(lambda: m(x)) == 1
+        known.add(Slotted)
+        assert planned_calls(lambda: m(x)) == 0
+        assert torch.equal(m(x), x)
+
+
+class SameHash:
+    """Equal to what it is told, with the hash of it."""
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return other == self.key
+
+
+@eager_twin(served=True)
+def test_a_key_in_a_set_that_compares_equal() -> Iterator[Any]:
+    known: set[Any] = {1, 2}
+    m = Fn(lambda s, x: x * 2 if "key" in known else x)
+    with torch.no_grad():
+        yield from warm("without", m, ramp(3))
+        known.add(SameHash("key"))
+        yield from warm("equal", m, ramp(3))
+        known.clear()
+        known.add(True)
+        yield from warm("without again", m, ramp(3))
+
+
+@eager_twin(served=True)
+def test_a_set_that_is_asked_written_and_read() -> Iterator[Any]:
+    known = {1, 2}
+
+    def forward(s, x):
+        if 3 in known:
+            return x
+        known.add(3)
+        x = x * len(known)
+        known.discard(3)
+        return x + len([k for k in known if k > 1])
+
+    m = Fn(forward)
+    with torch.no_grad():
+        yield from warm("as it is", m, ramp(3))
+        known.add(5)
+        yield from warm("another", m, ramp(3))
+        known.add(3)
+        yield from warm("there", m, ramp(3))
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_dicts_that_a_changed_dict_holds(noisy: bool) -> None:
+    def program() -> Iterator[Any]:
+        inner = {"k": 2.0}
+        outer = {"inner": inner, "other": 0}
+        m = Fn(lambda s, x: x * outer["inner"]["k"])
+        with torch.no_grad():
+            yield from warm("two", m, ramp(3))
+            if noisy:
+                for i in range(300):
+                    outer["other"] = i
+                    yield "written", m(ramp(3))
+            outer["other"] = 1
+            inner["k"] = 3.0
+            yield from warm("both changed", m, ramp(3))
+            outer["other"] = 2
+            address = id(inner)
+            del outer["inner"], inner
+            outer["inner"] = at_address(address, lambda: {"k": 4.0})
+            yield from warm("another one there", m, ramp(3))
+            outer["other"] = 3
+            yield from warm("and as it was", m, ramp(3))
+
+    eager_twin(program, served=True)()
+
+
+@eager_twin(served=True)
+def test_a_dict_in_the_place_of_another_type() -> Iterator[Any]:
+    class Table(dict):
+        def __getitem__(self, key: str) -> float:
+            return 7.0
+
+    outer: dict[str, Any] = {"inner": {"k": 2.0}, "other": 0}
+    m = Fn(lambda s, x: x * outer["inner"]["k"])
+    with torch.no_grad():
+        yield from warm("two", m, ramp(3))
+        address = id(outer["inner"])
+        outer["other"] = 1
+        outer["inner"] = None
+        outer["inner"] = at_address(address, lambda: Table(k=2.0))
+        yield from warm("a table", m, ramp(3))
