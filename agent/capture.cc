@@ -381,6 +381,16 @@ CaptureOutcome RunWatched(const CallArgs& call, vectorcallfunc original) {
     outcome.result = run();
     return outcome;
   }
+  // Not even tried: what torch.jit.trace made fails inside of a dispatch mode, which a trace is, and where the model
+  // enters inference mode around it the trace cannot step aside.
+  if (PyObject* const script = FindInstance(call.args[0], Types().script_module); script != nullptr) {
+    const std::string path = ModulePathBelow(call.args[0], script);
+    outcome.refusal = MakeRefusal(
+        "script", absl::StrCat(path.empty() ? "the module" : path, " is TorchScript, which runs without Python"),
+        "keep the module that torch.jit was given; what stands beside it is planned");
+    outcome.result = run();
+    return outcome;
+  }
   uint64_t hash = SignatureHash(call);
   {
     CollectorPause pause;

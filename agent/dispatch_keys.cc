@@ -195,9 +195,14 @@ bool SkippedKeys::Skip() {
 }
 
 void SkippedKeys::Restore() {
+  Release();
+  for (bool& skipped : skipped_) skipped = false;
+}
+
+void SkippedKeys::Release() const {
   KeyObjects& k = K();
   for (size_t i = 0; i < kCount; ++i) {
-    if (!std::exchange(skipped_[i], false)) continue;
+    if (!skipped_[i]) continue;
     OwnedRef done =
         OwnedRef::Steal(PyObject_CallFunctionObjArgs(k.set_excluded.get(), k.skipped_keys[i].get(), Py_False, nullptr));
   }

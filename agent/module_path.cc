@@ -52,6 +52,24 @@ std::string ModulePathBelow(PyObject* ancestor, PyObject* module) {
   return "";
 }
 
+PyObject* FindInstance(PyObject* module, PyTypeObject* type) {
+  const ErrorScope errors;
+  std::vector<PyObject*> pending = {module};
+  std::unordered_set<PyObject*> seen = {module};
+  while (!pending.empty() && seen.size() < kMaxModules) {
+    PyObject* const parent = pending.back();
+    pending.pop_back();
+    if (PyObject_TypeCheck(parent, type)) return parent;
+    PyObject* const children = ChildrenOf(parent);
+    if (children == nullptr) continue;
+    PyObject *key, *child;
+    for (Py_ssize_t position = 0; PyDict_Next(children, &position, &key, &child);) {
+      if (child != Py_None && seen.insert(child).second) pending.push_back(child);
+    }
+  }
+  return nullptr;
+}
+
 std::string ShortTypeName(PyObject* object) {
   const char* name = Py_TYPE(object)->tp_name;
   const char* dot = std::strrchr(name, '.');

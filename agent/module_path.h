@@ -14,6 +14,9 @@ namespace cuvil::agent {
 // one is not below the other.
 std::string ModulePathBelow(PyObject* ancestor, PyObject* module);
 
+// The module itself or one below it that is an instance of that type; null if none is.
+PyObject* FindInstance(PyObject* module, PyTypeObject* type);
+
 // "Linear" for an instance of torch.nn.modules.linear.Linear.
 std::string ShortTypeName(PyObject* object);
 

@@ -138,11 +138,12 @@ bool OpRecorder::Start() {
     Stop();
     return false;
   }
+  if (NativeTorchStateReader::available()) recording_state_ = NativeTorchStateReader::Read();
   return true;
 }
 
 void OpRecorder::HideMode() const {
-  if (!started_ || hidden_) return;
+  if (!started_ || hidden_ || withdrawn_) return;
   ErrorScope errors;
   // Only the innermost mode can be taken away; the model may have pushed one of its own.
   if (TorchStateReader::Read().dispatch_modes != 1) return;
@@ -159,6 +160,22 @@ void OpRecorder::ShowMode() const {
   PyErr_Clear();
 }
 
+void OpRecorder::WithdrawMode() const {
+  if (!started_ || withdrawn_ || !NativeTorchStateReader::available()) return;
+  ShowMode();
+  // What the model has entered since then (another mode, inference mode) restores on its way out what it found, which
+  // is what the recorder had set.
+  NativeTorchState now = NativeTorchStateReader::Read();
+  now.grad_enabled = recording_state_.grad_enabled;
+  if (now != recording_state_) return;
+  ErrorScope errors;
+  OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(T().pop.get(), Py_None));
+  PyErr_Clear();
+  if (!popped) return;
+  withdrawn_ = true;
+  skipped_keys_.Release();
+}
+
 void OpRecorder::Stop() {
   if (!started_) return;
   ShowMode();
@@ -166,6 +183,7 @@ void OpRecorder::Stop() {
   ErrorScope errors;
   skipped_keys_.Restore();
   g_recorder = nullptr;
+  if (withdrawn_) return;
   OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(T().pop.get(), Py_None));
   PyErr_Clear();
 }

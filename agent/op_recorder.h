@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "agent/dispatch_keys.h"
+#include "agent/native_torch_state.h"
 #include "agent/py_ref.h"
 #include "agent/tensor_bridge.h"
 #include "agent/tracer.h"
@@ -51,6 +52,7 @@ class OpRecorder final : public ConstantTensors {
   bool IsArgument(PyObject* tensor) const override { return HasOrigin(tensor, cir::Origin::kInput); }
   void HideMode() const override;
   void ShowMode() const override;
+  void WithdrawMode() const override;
   bool IsResult(PyObject* tensor) const override { return HasOrigin(tensor, cir::Origin::kResult); }
   cir::GraphBuilder& graph() { return graph_; }
 
@@ -106,7 +108,9 @@ class OpRecorder final : public ConstantTensors {
   bool has_random_ops_ = false;
   bool started_ = false;
   mutable bool hidden_ = false;
-  SkippedKeys skipped_keys_;
+  mutable bool withdrawn_ = false;
+  NativeTorchState recording_state_;  // the thread's, when recording had begun
+  mutable SkippedKeys skipped_keys_;
   bool skip_ = false;                    // the operator being run is no part of the program
   std::vector<PyObject*> last_tensors_;  // tensor operands of the operator being recorded; borrowed
 };

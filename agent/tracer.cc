@@ -93,6 +93,7 @@ void Tracer::OnFrameEnter(const FrameView& frame, bool instrumented, const char*
     }
     ++frame_counts_[frame.code()];
   }
+  if (refused()) WithdrawMode();
   frames_.push_back({frame.id(), frame.code(), -1, Op::kUnknown, ignored, nullptr});
 }
 
@@ -126,6 +127,13 @@ void Tracer::ShowMode() {
   constants_->ShowMode();
 }
 
+void Tracer::WithdrawMode() {
+  // The rest of the call is not to notice that it was traced: what torch.jit.trace made fails inside of a dispatch
+  // mode.
+  mode_hidden_ = false;
+  if (constants_ != nullptr) constants_->WithdrawMode();
+}
+
 void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_top) noexcept {
   ShowMode();
   unwinding_ = false;
@@ -134,6 +142,7 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
   if (announced) WatchBranch(frames_.back(), frame, site, stack_top);
   if (refused()) {
     StopWatching();
+    WithdrawMode();
     return;
   }
   if (!announced) return;
@@ -146,7 +155,10 @@ void Tracer::OnProbe(const FrameView& frame, const Site& site, PyObject** stack_
   if (!heap_.problem().empty()) {
     Refuse("unwatchable", heap_.problem(), "keep that object out of what forward reads, or make it plainer");
   }
-  if (refused()) StopWatching();
+  if (refused()) {
+    StopWatching();
+    WithdrawMode();
+  }
   PyErr_Clear();
 }
 

@@ -38,6 +38,8 @@ class ConstantTensors {
   // Takes the recorder's dispatch mode away for one C call that would see it, and puts it back.
   virtual void HideMode() const = 0;
   virtual void ShowMode() const = 0;
+  // Takes it away for good, if no other mode has been put above it.
+  virtual void WithdrawMode() const = 0;
 };
 
 // Watches one call instruction by instruction and models, from each instruction's operands, what state it is about to
@@ -158,6 +160,7 @@ class Tracer final : public ProbeSink {
   void TakeLock();
   void HideModeFrom(const FrameView& frame, const Site& site, PyObject** sp);
   void ShowMode();
+  void WithdrawMode();
   void CompareIdentity(PyObject* left, PyObject* right);
   // The call depends on which object this is: matters for those that guards compare by value.
   void PinIdentity(PyObject* object);

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import warnings
 
+import cuvil
 import pytest
 import torch
 import torch.nn as nn
@@ -672,3 +673,77 @@ def test_torch_compile_around_and_inside():
         yield from warm("inside", outer, x)
         yield "plain-again", m(x)
     torch._dynamo.reset()
+
+
+@eager_twin(served=True)
+def test_state_that_torch_shows_needs_no_guard_of_its_own():
+    def forward(s, x):
+        if torch.jit.is_tracing() or torch._C._get_tracing_state() is not None:
+            return x * 2
+        if torch.get_default_dtype() == torch.float64:
+            return x * 3
+        return x * (5 if torch.is_grad_enabled() else 7) + (11 if torch.is_inference_mode_enabled() else 13)
+
+    m = Fn(forward)
+    x = ramp(3)
+    with torch.no_grad():
+        yield from warm("no_grad", m, x)
+        try:
+            torch.set_default_dtype(torch.float64)
+            yield from warm("float64", m, x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        yield "traced", torch.jit.trace(m, x, check_trace=False)(x)
+        yield from warm("after the trace", m, x)
+    yield from warm("grad", m, x)
+    with torch.inference_mode():
+        yield from warm("inference", m, x)
+
+
+def test_state_that_torch_shows_is_not_asked_for() -> None:
+    asked = Fn(lambda s, x: x if torch.jit.is_tracing() or not torch.is_inference_mode_enabled() else x * 2)
+    with cuvil.scope(), torch.inference_mode():
+        for _ in range(4):
+            asked(ramp(3))
+    plans = [plan for module in cuvil.explain(asked).to_dict()["modules"] for plan in module["plans"]]
+    assert plans[0]["guards"].get("ambient states", 0) == 0
+
+
+@eager_twin
+def test_what_jit_trace_made_runs_within_other_modules():
+    # Its graphs fail inside of a dispatch mode, which the recorder of a trace is.
+    def traced(factor: int) -> torch.jit.ScriptModule:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.jit.trace(Fn(lambda s, x: x * factor), ramp(3), check_trace=False)
+
+    inner = traced(2)
+    m = Fn(lambda s, x: s.inner(x + 1) - 3, inner=inner)
+    late = Fn(lambda s, x: s.last(s.first(x)), first=fill(nn.Linear(3, 3)), last=traced(5))
+    mode = Fn(torch.inference_mode()(lambda s, x: s.inner(x) + 1), inner=inner)
+    with torch.no_grad():
+        yield from warm("alone", inner, ramp(3))
+        yield from warm("within", m, ramp(3))
+        yield from warm("after another", late, ramp(3))
+        yield from warm("inference mode", mode, ramp(3))
+        yield from warm("a function", Fn(lambda s, x: inner(x) + 1), ramp(3))
+    yield from warm("grad", m, ramp(3))
+
+
+@eager_twin
+def test_a_refused_call_does_not_notice_that_it_was_traced():
+    seen = []
+
+    def forward(s, x):
+        before = torch._C._len_torch_dispatch_stack()
+        x = x * 2
+        print(end="")  # refused here
+        seen.append((before, torch._C._len_torch_dispatch_stack()))
+        with torch.utils._python_dispatch._disable_current_modes():
+            x = x + 1
+        seen.append(torch._C._len_torch_dispatch_stack())
+        return x
+
+    with torch.no_grad():
+        yield from warm("x", Fn(forward), ramp(3))
+    yield "seen", seen

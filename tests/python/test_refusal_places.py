@@ -382,6 +382,16 @@ def _async() -> Model:
     return called(body)
 
 
+@case("script")
+def _script() -> Model:
+    model = called(lambda m, x: x, times=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.child = torch.jit.trace(torch.nn.Linear(2, 2), X)
+    model(X)
+    return model
+
+
 @case("argument")
 def _argument() -> Model:
     return called(lambda m, x, y: x, torch.eye(2).to_sparse())
