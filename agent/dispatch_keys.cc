@@ -167,6 +167,8 @@ PyObject* DispatchKeys::CallAsEager(PyObject* callable, PyObject* args, PyObject
   return result;
 }
 
+uint64_t DispatchKeys::autocast_keys() { return K().autocast_cpu | K().autocast_cuda; }
+
 int32_t DispatchKeys::view_tracking_key() { return K().view_tracking_key; }
 
 bool DispatchKeys::IsPlainTensor(uint64_t key_set) {

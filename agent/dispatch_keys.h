@@ -28,6 +28,8 @@ class DispatchKeys {
 
   // Number of the key that tracks views and versions in this torch; negative if unknown.
   static int32_t view_tracking_key();
+  // The bits of a set of keys that autocast takes out of the excluded ones, one by one.
+  static uint64_t autocast_keys();
   // Whether the keys are those of an ordinary or an inference tensor, whatever its backend.
   static bool IsPlainTensor(uint64_t key_set);
 };

@@ -164,10 +164,12 @@ void OpRecorder::WithdrawMode() const {
   if (!started_ || withdrawn_ || !NativeTorchStateReader::available()) return;
   ShowMode();
   // What the model has entered since then (another mode, inference mode) restores on its way out what it found, which
-  // is what the recorder had set.
+  // is what the recorder had set. Grad mode and autocast leave everything else alone.
   NativeTorchState now = NativeTorchStateReader::Read();
-  now.grad_enabled = recording_state_.grad_enabled;
-  if (now != recording_state_) return;
+  NativeTorchState then = recording_state_;
+  now.grad_enabled = then.grad_enabled;
+  for (NativeTorchState* state : {&now, &then}) state->excluded_keys |= DispatchKeys::autocast_keys();
+  if (now != then) return;
   ErrorScope errors;
   OwnedRef popped = OwnedRef::Steal(PyObject_CallOneArg(T().pop.get(), Py_None));
   PyErr_Clear();

@@ -727,7 +727,9 @@ def test_what_jit_trace_made_runs_within_other_modules():
         yield from warm("after another", late, ramp(3))
         yield from warm("inference mode", mode, ramp(3))
         yield from warm("a function", Fn(lambda s, x: inner(x) + 1), ramp(3))
+        yield from warm("autocast", Fn(torch.autocast("cpu")(lambda s, x: traced(7)(x))), ramp(3))
     yield from warm("grad", m, ramp(3))
+    yield from warm("no_grad within", Fn(torch.no_grad()(lambda s, x: traced(11)(x))), ramp(3))
 
 
 @eager_twin
