@@ -167,7 +167,9 @@ GuardSet::GuardSet(const HeapLog& log, const std::vector<bool>& old) {
             check.ordered = true;
             details.order_state = OrderedDictState(entry.object);
           }
-          if (const auto holder = holders.find(object); holder != holders.end()) {
+          // The class of an instance of a class statement's can be assigned, which moves no tag.
+          const bool fixed_type = (Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0;
+          if (const auto holder = holders.find(object); fixed_type && holder != holders.end()) {
             check.implied = true;
             all_.checks[holder->second].holds = true;
           }

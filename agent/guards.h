@@ -82,10 +82,11 @@ class GuardSet {
   // Checks in the order of first access, and beside them the words of those that are plain, which is all that is looked
   // at while nothing has changed: two loads for each, and one check takes a word or two.
   //
-  // The type of a dict is no word of its own where it is implied: an instance's attributes are a dict of some type, and
-  // no two dicts ever have the same tag; and a dict whose tag has not moved since all was compared holds the very
-  // objects that it held then. Once a dict that holds such ones has been found to match by its keys, it may hold
-  // another object at the same address, so that from there on checks are made one by one (careful_).
+  // The type of a dict is no word of its own where it is implied: it is a builtin one, to whose instances no other
+  // class can be assigned; an instance's attributes are a dict of some type, and no two dicts ever have the same tag;
+  // and a dict whose tag has not moved since all was compared holds the very objects that it held then. Once a dict
+  // that holds such ones has been found to match by its keys, it may hold another object at the same address, so that
+  // from there on checks are made one by one (careful_).
   struct CheckList {
     struct Stop {
       uint32_t word;   // behind the words of all checks before

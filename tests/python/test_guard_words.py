@@ -248,3 +248,22 @@ def test_a_dict_in_the_place_of_another_type() -> Iterator[Any]:
         outer["inner"] = None
         outer["inner"] = at_address(address, lambda: Table(k=2.0))
         yield from warm("a table", m, ramp(3))
+
+
+@eager_twin(served=True)
+def test_the_class_of_a_dict_in_a_dict_is_changed() -> Iterator[Any]:
+    class Plain(dict):
+        pass
+
+    class Table(dict):
+        def __getitem__(self, key: str) -> float:
+            return 7.0
+
+    inner = Plain(k=2.0)
+    m = Fn(lambda s, x: x * s.outer["inner"]["k"], outer={"inner": inner})
+    with torch.no_grad():
+        yield from warm("two", m, ramp(3))
+        inner.__class__ = Table
+        yield from warm("a table", m, ramp(3))
+        inner.__class__ = Plain
+        yield from warm("and back", m, ramp(3))
