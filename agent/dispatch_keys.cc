@@ -197,14 +197,9 @@ bool SkippedKeys::Skip() {
 }
 
 void SkippedKeys::Restore() {
-  Release();
-  for (bool& skipped : skipped_) skipped = false;
-}
-
-void SkippedKeys::Release() const {
   KeyObjects& k = K();
   for (size_t i = 0; i < kCount; ++i) {
-    if (!skipped_[i]) continue;
+    if (!std::exchange(skipped_[i], false)) continue;
     OwnedRef done =
         OwnedRef::Steal(PyObject_CallFunctionObjArgs(k.set_excluded.get(), k.skipped_keys[i].get(), Py_False, nullptr));
   }

@@ -40,8 +40,6 @@ class SkippedKeys {
   // False with an exception set if torch refuses; what was skipped until then is restored by Restore().
   bool Skip();
   void Restore();
-  // The same for now: Restore() will do it again, for whatever was left by a scope that ended in between.
-  void Release() const;
 
  private:
   static constexpr size_t kCount = 4;

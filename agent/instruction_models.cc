@@ -283,9 +283,20 @@ void Tracer::Advance(PyObject* iterator) {
   TouchOpaque(iterator);  // advancing changes it: it must be the call's own
 }
 
+void Tracer::TouchKey(PyObject* key) {
+  if (PyTuple_CheckExact(key)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) TouchKey(PyTuple_GET_ITEM(key, i));
+    return;
+  }
+  // Its class may come to hash or compare otherwise, and another class may be assigned to it.
+  if (!(Py_TYPE(key)->tp_flags & Py_TPFLAGS_HEAPTYPE)) return;
+  TouchSpecial(key, "__hash__");
+  TouchSpecial(key, "__eq__");
+}
+
 void Tracer::GetDictItem(PyObject* dict, PyObject* key) {
   heap_.TouchDictKey(dict, key);
-  if (!IsPlainKey(key)) TouchSpecial(key, "__hash__");
+  TouchKey(key);
 }
 
 void Tracer::GetItem(PyObject* container, PyObject* key) {
@@ -354,7 +365,7 @@ void Tracer::Contains(PyObject* container, PyObject* item) {
   }
   if (PyDict_Check(container)) return GetDictItem(container, item);
   if (type == &PyDictKeys_Type) return GetDictItem(reinterpret_cast<DictView*>(container)->dict, item);
-  if (PyAnySet_CheckExact(container) && heap_.TouchSetKey(container, item)) return;
+  if (PyAnySet_CheckExact(container) && heap_.TouchSetKey(container, item)) return TouchKey(item);
   if (!TouchContent(container)) {
     Refuse("unknown-object", absl::StrCat("membership in an object of type ", type->tp_name, " is tested"),
            kAdviceDevelop);
@@ -362,7 +373,13 @@ void Tracer::Contains(PyObject* container, PyObject* item) {
   // Elements are compared with the item, whatever they hold.
   if (!IsAtom(item)) {
     TouchDeep(item);
+    TouchKey(item);
     if (!PyAnySet_Check(container)) TouchDeep(container);
+  }
+  if (PyList_Check(container) || PyTuple_Check(container)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(container); ++i) {
+      TouchKey(PySequence_Fast_GET_ITEM(container, i));
+    }
   }
 }
 

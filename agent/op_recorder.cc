@@ -175,7 +175,7 @@ void OpRecorder::WithdrawMode() const {
   PyErr_Clear();
   if (!popped) return;
   withdrawn_ = true;
-  skipped_keys_.Release();
+  skipped_keys_.Restore();
 }
 
 void OpRecorder::Stop() {

@@ -137,6 +137,8 @@ class Tracer final : public ProbeSink {
   void GetItem(PyObject* container, PyObject* key);
   void SetItem(PyObject* container, PyObject* key);
   void GetDictItem(PyObject* dict, PyObject* key);
+  // A dict or set is asked for it: what decides how it hashes and compares.
+  void TouchKey(PyObject* key);
   void Iterate(PyObject* iterable);
   void Advance(PyObject* iterator);
   void Truth(PyObject* object);

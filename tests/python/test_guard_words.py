@@ -8,7 +8,7 @@ from typing import Any
 import cuvil
 import pytest
 import torch
-from eager_twin import Fn, eager_twin, ramp, warm
+from eager_twin import Fn, attempt, eager_twin, ramp, warm
 
 
 def at_address(address: int, make: Callable[[], Any]) -> Any:
@@ -267,3 +267,55 @@ def test_the_class_of_a_dict_in_a_dict_is_changed() -> Iterator[Any]:
         yield from warm("a table", m, ramp(3))
         inner.__class__ = Plain
         yield from warm("and back", m, ramp(3))
+
+
+class Key:
+    """Hashes and compares as object does, until a test changes that."""
+
+
+# A dict finds a key by identity wherever it looks; with these hashes it looks at the place behind the key's.
+class Hashed(Key):
+    def __hash__(self) -> int:
+        return object.__hash__(self) + 1
+
+
+def assign_class(key: Key) -> None:
+    key.__class__ = Hashed
+
+
+def define_hash(key: Key) -> None:
+    Key.__hash__ = lambda s: object.__hash__(s) + 1
+
+
+def forbid_hash(key: Key) -> None:
+    Key.__hash__ = None
+
+
+def become_equal(key: Key) -> None:
+    Key.__eq__ = lambda s, other: other == "a"
+    Key.__hash__ = lambda s: hash("a")
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys, list, tuple])
+@pytest.mark.parametrize("change", [assign_class, define_hash, forbid_hash, become_equal])
+@pytest.mark.parametrize("within", ["itself", "a tuple"])
+def test_what_decides_how_a_key_hashes(kind: Callable[..., Any], change: Callable[[Key], None], within: str) -> None:
+    if kind == dict.fromkeys and within == "a tuple":
+        pytest.skip("where a dict looks for a tuple depends on addresses")
+
+    def program() -> Iterator[Any]:
+        key = Key()
+        looked_for = key if within == "itself" else (key, 1)
+        known = kind([looked_for if change is not become_equal else "a"])
+        m = Fn(lambda s, x: x * 2 if looked_for in known else x - 1)
+        with torch.no_grad():
+            yield from warm("as it is", m, ramp(3))
+            try:
+                change(key)
+                yield "changed", attempt(m, ramp(3))
+            finally:
+                for name in ("__hash__", "__eq__"):
+                    if name in vars(Key):
+                        delattr(Key, name)
+
+    eager_twin(program, served=True)()

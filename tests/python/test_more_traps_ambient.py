@@ -749,3 +749,28 @@ def test_a_refused_call_does_not_notice_that_it_was_traced():
     with torch.no_grad():
         yield from warm("x", Fn(forward), ramp(3))
     yield "seen", seen
+
+
+@pytest.mark.parametrize("scope", ["inference", "below"])
+def test_a_refused_call_leaves_what_the_program_has_set(scope: str) -> None:
+    def program():
+        held = []
+
+        def forward(s, x):
+            print(end="")  # refused here
+            made = torch._C._InferenceMode(True) if scope == "inference" else torch._C._AutoDispatchBelowAutograd()
+            made.__enter__()
+            held.append(made)
+            return x * 2
+
+        m = Fn(forward)
+        p = nn.Parameter(torch.ones(2))
+        for i in range(3):
+            yield f"{i} result", m(ramp(3))
+            with torch.enable_grad():
+                made = p * 2
+            yield f"{i} left on", (made.requires_grad, made.grad_fn is None, made.is_inference())
+            held.pop().__exit__(None, None, None)
+            yield f"{i} after", (p * 2).requires_grad
+
+    eager_twin(program)()
