@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
+import re
 import resource
 import time
 import traceback
@@ -183,9 +183,7 @@ def _reasons(accelerator: Any, model: torch.nn.Module) -> list[str]:
         if isinstance(node, dict):
             if "code" in node and "message" in node:
                 # Machine-specific prefixes of file names say nothing about the model.
-                file = str(node.get("file", "")).rpartition("site-packages/")[2] or os.path.basename(
-                    str(node.get("file", ""))
-                )
+                file = re.sub(r"^.*/(site-packages|lib/python3\.\d+)/", "", str(node.get("file", "")))
                 text = f"{node['code']}: {node['message']} ({file}:{node.get('line', 0)})"
                 if text not in found:
                     found.append(text)
