@@ -106,6 +106,8 @@ void Tracer::GetGenericAttr(PyObject* object, PyObject* name) {
   PyObject* dict = nullptr;
   if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) || type->tp_dictoffset != 0) dict = heap_.TouchInstance(object);
   PyObject* descriptor = heap_.TouchType(type, name);
+  // Its class may come to have __get__ or __set__.
+  if (descriptor != nullptr) TouchProtocols(descriptor);
   if (descriptor != nullptr && Py_TYPE(descriptor)->tp_descr_set != nullptr) return GetDescriptor(object, descriptor);
   if (dict != nullptr) {
     heap_.TouchDictKey(dict, name);

@@ -140,6 +140,8 @@ class FrameView;
 
 // Attribute, global, method or module name of an instruction that has one, else null.
 PyObject* NameOperand(const FrameView& frame, const Site& site) noexcept;
+// For a kBuild: every how many of its operands one is a key, from the first on; 0 if it makes neither a set nor a dict.
+int KeyStride(const Site& site) noexcept;
 // Index in localsplus() of the cell that a kLoadDeref, kStoreDeref, kDeleteDeref or kLoadClassDeref uses.
 int DerefIndex(const Site& site) noexcept;
 int BinaryOpKind(const Site& site) noexcept;           // NB_ADD ...; the same numbers in all versions

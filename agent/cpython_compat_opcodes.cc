@@ -426,6 +426,11 @@ PyObject* NameOperand(const FrameView& frame, const Site& site) noexcept {
   return index < PyTuple_GET_SIZE(names) ? PyTuple_GET_ITEM(names, index) : nullptr;
 }
 
+int KeyStride(const Site& site) noexcept {
+  if (site.opcode == BUILD_SET) return 1;
+  return site.opcode == BUILD_MAP ? 2 : 0;
+}
+
 int DerefIndex(const Site& site) noexcept { return site.oparg; }
 
 int BinaryOpKind(const Site& site) noexcept { return site.oparg; }

@@ -83,6 +83,11 @@ void Tracer::TouchClass(PyObject* object) {
   }
 }
 
+void Tracer::TouchProtocols(PyObject* object) {
+  // Any attribute of a class changes its tag: one stands for all of its special methods, those that it lacks included.
+  if (Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE) TouchSpecial(object, "__eq__");
+}
+
 void Tracer::TouchSpecial(PyObject* object, const char* method) {
   TouchClass(object);
   heap_.TouchType(Py_TYPE(object), InternedName(method));
@@ -156,23 +161,23 @@ bool Tracer::TouchContent(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   if (IsAtom(object) || IsValueType(type) || PyType_Check(object)) return true;
   if (PyDict_Check(object)) {
-    if (type != &PyDict_Type) TouchClass(object);
+    if (type != &PyDict_Type) TouchProtocols(object);
     heap_.TouchDictAll(object);
     return true;
   }
   if (PyList_Check(object)) {
-    if (type != &PyList_Type) TouchClass(object);
+    if (type != &PyList_Type) TouchProtocols(object);
     heap_.TouchList(object);
     return true;
   }
   if (PyAnySet_Check(object)) {
-    if (type != &PySet_Type) TouchClass(object);
+    if (type != &PySet_Type) TouchProtocols(object);
     heap_.TouchSet(object);
     return true;
   }
   if (PyTuple_Check(object) || PyLong_Check(object) || PyUnicode_Check(object) || PyFloat_Check(object) ||
       PyBytes_Check(object)) {
-    TouchClass(object);
+    TouchProtocols(object);
     return true;
   }
   if (IsDictView(type)) return TouchContent(reinterpret_cast<DictView*>(object)->dict);
@@ -191,7 +196,7 @@ bool Tracer::TouchContent(PyObject* object) {
     return true;
   }
   if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
-    TouchClass(object);
+    TouchProtocols(object);
     // State that a C base keeps (deque, array, ctypes, numpy) cannot be compared.
     PyTypeObject* base = SolidBase(type);
     if (base != &PyBaseObject_Type && !PyExceptionInstance_Check(object)) TouchOpaque(object);
@@ -305,6 +310,7 @@ void Tracer::GetItem(PyObject* container, PyObject* key) {
   if (type == &PyDict_Type) return GetDictItem(container, key);
   if (IsTensor(container)) return TouchDeep(key);
   if (type == &PyList_Type || type == &PyTuple_Type || type == &PyUnicode_Type) {
+    TouchDeep(key);  // an index may be an object with an __index__
     TouchContent(container);
     return;
   }
@@ -361,6 +367,11 @@ void Tracer::Contains(PyObject* container, PyObject* item) {
     TouchSpecial(container, "__contains__");
     PyObject* method = Special(type, "__contains__");
     if (method != nullptr && PyFunction_Check(method)) return;
+    if (method == nullptr && !IsAtom(item)) {
+      Refuse("unknown-object", absl::StrCat("membership of an object in a ", type->tp_name, " is found by iterating"),
+             kAdviceDevelop);
+      return;
+    }
     if (method == nullptr) return Iterate(container);
   }
   if (PyDict_Check(container)) return GetDictItem(container, item);
@@ -594,6 +605,9 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
       return GetItem(sp[-2], sp[-1]);
     case Op::kBinarySlice:
       if (sp[-3] != nullptr && IsTensor(sp[-3])) return;
+      for (PyObject* bound : {sp[-2], sp[-1]}) {
+        if (bound != nullptr) TouchDeep(bound);
+      }
       return GetItem(sp[-3], Py_None);
     case Op::kStoreSubscr:
     case Op::kDeleteSubscr:
@@ -683,13 +697,22 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
     case Op::kCheckExcMatch:
       return;  // exception classes: a subtype test without hooks
     case Op::kBuild:
-      // Sets and dicts hash their keys.
+      if (const int stride = KeyStride(site); stride != 0) {
+        const Py_ssize_t count = Py_ssize_t{site.oparg} * stride;
+        for (Py_ssize_t i = -count; i < 0; i += stride) {
+          if (sp[i] != nullptr) TouchKey(sp[i]);
+        }
+      }
+      return;
+    case Op::kSetAdd:
+      if (sp[-1] != nullptr) TouchKey(sp[-1]);
+      return;
+    case Op::kMapAdd:
+      if (sp[-2] != nullptr) TouchKey(sp[-2]);
       return;
     case Op::kBuildString:
     case Op::kListToTuple:
     case Op::kListAppend:
-    case Op::kSetAdd:
-    case Op::kMapAdd:
     case Op::kMakeFunction:
     case Op::kSetFunctionAttribute:
     case Op::kLoadLocals:

@@ -137,6 +137,8 @@ class Tracer final : public ProbeSink {
   void GetItem(PyObject* container, PyObject* key);
   void SetItem(PyObject* container, PyObject* key);
   void GetDictItem(PyObject* dict, PyObject* key);
+  // C code may use the object by any of its special methods: which they are.
+  void TouchProtocols(PyObject* object);
   // A dict or set is asked for it: what decides how it hashes and compares.
   void TouchKey(PyObject* key);
   void Iterate(PyObject* iterable);
