@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from sanitizers import UNDER_ASAN
 from soak_process import NOT_CUVIL, python, succeeds
 
 pytestmark = pytest.mark.skipif(NOT_CUVIL, reason="looks at cuvil's own process behaviour")
@@ -192,6 +193,8 @@ def test_fork_in_the_middle():
     """)
 
 
+# llvm/llvm-project#75290, which the runtime of GCC 12 does not have.
+@pytest.mark.skipif(UNDER_ASAN, reason="AddressSanitizer's locks are not held over a fork: a child may hang in malloc")
 def test_fork_while_other_threads_call():
     succeeds("""
         stop = threading.Event()
