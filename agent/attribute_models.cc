@@ -114,7 +114,7 @@ void Tracer::GetGenericAttr(PyObject* object, PyObject* name) {
     if (PyDict_GetItemWithError(dict, name) != nullptr) return;
   }
   if (descriptor != nullptr) return GetDescriptor(object, descriptor);
-  heap_.TouchType(type, InternedName("__getattr__"));
+  TouchMethod(type, "__getattr__");
 }
 
 void Tracer::TouchMember(PyObject* object, const char* name) {
@@ -241,7 +241,9 @@ void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
   PyTypeObject* meta = Py_TYPE(type);
   PyObject* own_lookup = heap_.TouchType(meta, InternedName("__getattribute__"));
   if (own_lookup != nullptr && PyFunction_Check(own_lookup)) return;  // its frame is watched
+  TouchClass(reinterpret_cast<PyObject*>(type));
   PyObject* meta_attribute = heap_.TouchType(meta, name);
+  if (meta_attribute != nullptr) TouchProtocols(meta_attribute);
   if (meta_attribute != nullptr && Py_TYPE(meta_attribute)->tp_descr_set != nullptr) {
     // type.__dict__, __mro__, …: the type's tag covers them. A metaclass property is a frame.
     heap_.TouchType(type, name);
@@ -254,6 +256,7 @@ void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
   PyObject* attribute = heap_.TouchType(type, name);
   if (attribute != nullptr) {
     PyTypeObject* kind = Py_TYPE(attribute);
+    TouchProtocols(attribute);
     if (!PyObject_TypeCheck(attribute, &PyProperty_Type)) TouchWrapped(attribute);
     if (kind->tp_descr_get != nullptr && (kind->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
       TouchSpecial(attribute, "__get__");
@@ -265,7 +268,7 @@ void Tracer::GetTypeAttr(PyTypeObject* type, PyObject* name) {
     }
     return;
   }
-  heap_.TouchType(meta, InternedName("__getattr__"));
+  TouchMethod(meta, "__getattr__");
 }
 
 void Tracer::GetModuleAttr(PyObject* module, PyObject* name) {
@@ -274,6 +277,7 @@ void Tracer::GetModuleAttr(PyObject* module, PyObject* name) {
   PyObject* own_lookup = heap_.TouchType(type, InternedName("__getattribute__"));
   if (own_lookup != nullptr && PyFunction_Check(own_lookup)) return;  // its frame is watched
   PyObject* descriptor = heap_.TouchType(type, name);
+  if (descriptor != nullptr) TouchProtocols(descriptor);
   if (descriptor != nullptr && Py_TYPE(descriptor)->tp_descr_set != nullptr) {
     if (PyObject_TypeCheck(descriptor, &PyProperty_Type)) GetDescriptor(module, descriptor);
     return;
@@ -282,7 +286,11 @@ void Tracer::GetModuleAttr(PyObject* module, PyObject* name) {
   heap_.TouchDictKey(dict, name);
   if (PyDict_GetItemWithError(dict, name) != nullptr || descriptor != nullptr) return;
   heap_.TouchDictKey(dict, InternedName("__getattr__"));
-  if (type != &PyModule_Type) heap_.TouchType(type, InternedName("__getattr__"));
+  PyObject* const own_getattr = PyDict_GetItemWithError(dict, InternedName("__getattr__"));
+  if (own_getattr != nullptr && !PyFunction_Check(own_getattr)) {
+    Refuse("attribute", "a module's __getattr__ is no Python function", kAdviceOutside);
+  }
+  if (type != &PyModule_Type) TouchMethod(type, "__getattr__");
 }
 
 void Tracer::GetTensorAttr(PyObject* tensor, PyObject* name) {
@@ -314,12 +322,15 @@ void Tracer::GetTensorAttr(PyObject* tensor, PyObject* name) {
     heap_.TouchInstance(tensor);
     return;
   }
-  if (descriptor == nullptr) {
-    // An attribute that somebody put on the tensor object.
+  if (descriptor != nullptr) TouchProtocols(descriptor);
+  // An attribute that somebody put on the tensor object comes first. Operators' results carry none but the call's own,
+  // and what a call may be given as an argument carries none at all.
+  const bool is_older = constants_ == nullptr || (!constants_->IsResult(tensor) && !constants_->IsArgument(tensor));
+  if (descriptor == nullptr || is_older || HasInstanceAttributes(tensor)) {
     PyObject* dict = heap_.TouchInstance(tensor);
     if (dict != nullptr) heap_.TouchDictKey(dict, name);
-    if (dict == nullptr || PyDict_GetItemWithError(dict, name) == nullptr) {
-      heap_.TouchType(type, InternedName("__getattr__"));
+    if (descriptor == nullptr && (dict == nullptr || PyDict_GetItemWithError(dict, name) == nullptr)) {
+      TouchMethod(type, "__getattr__");
     }
   }
 }
@@ -347,6 +358,7 @@ void Tracer::GetSuperAttr(PyObject* start_type, PyObject* object, PyObject* name
     if (found == nullptr) continue;
     PyObject* own = PyDict_GetItemWithError(TypeNamespace(type), name);
     if (own == nullptr) continue;
+    TouchProtocols(own);
     if (Py_TYPE(own)->tp_descr_set != nullptr) {
       GetDescriptor(object, own);
     } else {
@@ -395,9 +407,22 @@ void Tracer::SetGenericAttr(PyObject* object, PyObject* name) {
   PyObject* dict = nullptr;
   if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) || type->tp_dictoffset != 0) dict = heap_.TouchInstance(object);
   PyObject* descriptor = heap_.TouchType(type, name);
+  if (descriptor != nullptr) TouchProtocols(descriptor);
   if (descriptor != nullptr && Py_TYPE(descriptor)->tp_descr_set != nullptr) {
     PyTypeObject* kind = Py_TYPE(descriptor);
-    if (PyObject_TypeCheck(descriptor, &PyProperty_Type)) return;  // the setter's frame is watched
+    if (PyObject_TypeCheck(descriptor, &PyProperty_Type)) {
+      // Functions are frames that are watched.
+      for (const char* member : {"fset", "fdel"}) {
+        TouchMember(descriptor, member);
+        const OwnedRef function = OwnedRef::Steal(PyObject_GetAttrString(descriptor, member));
+        PyErr_Clear();
+        if (!function || function.get() == Py_None || PyFunction_Check(function.get())) continue;
+        Refuse("attribute",
+               absl::StrCat("what sets attribute ", NameOf(name), " of a ", type->tp_name, " is no function"),
+               "define it by def");
+      }
+      return;
+    }
     if (kind == &PyMemberDescr_Type) {
       PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member;
       if (member->type == T_OBJECT || member->type == T_OBJECT_EX) {

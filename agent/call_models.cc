@@ -10,6 +10,7 @@
 #include "agent/call_table.h"
 #include "agent/cpython_private.h"
 #include "agent/native_torch_state.h"
+#include "agent/object_layouts.h"
 #include "agent/py_ref.h"
 #include "agent/tracer.h"
 
@@ -113,6 +114,7 @@ void Tracer::CallWithSelf(PyObject* callable, PyObject* self, const Arguments& a
 void Tracer::CallExpanded(PyObject* callable, PyObject* positional, PyObject* keywords) {
   std::vector<PyObject*> values;
   if (PyTuple_Check(positional) || PyList_Check(positional)) {
+    if (!PyTuple_CheckExact(positional) && !PyList_CheckExact(positional)) TouchProtocols(positional);
     if (PyList_Check(positional)) heap_.TouchList(positional);
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(positional); ++i) {
       values.push_back(PySequence_Fast_GET_ITEM(positional, i));
@@ -234,12 +236,14 @@ void Tracer::CallType(PyTypeObject* type, const Arguments& args) {
   }
   PyTypeObject* meta = Py_TYPE(type);
   if (meta != &PyType_Type) {
-    PyObject* call = heap_.TouchType(meta, InternedName("__call__"));
+    PyObject* call = TouchMethod(meta, "__call__");
     if (call != nullptr && PyFunction_Check(call)) return;  // a metaclass __call__ in Python: its frame is watched
   }
   if (type == &PySuper_Type) return;
-  PyObject* make = heap_.TouchType(type, InternedName("__new__"));
-  PyObject* init = heap_.TouchType(type, InternedName("__init__"));
+  TouchClass(object);
+  PyObject* make = TouchMethod(type, "__new__");
+  PyObject* init = TouchMethod(type, "__init__");
+  if (refused()) return;
   bool python_new = make != nullptr && (PyFunction_Check(make) || Py_TYPE(make) == &PyStaticMethod_Type);
   bool python_init = init != nullptr && PyFunction_Check(init);
   if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
@@ -396,8 +400,9 @@ void Tracer::IsInstance(PyObject* object, PyObject* classes) {
   TouchClass(object);
   PyTypeObject* meta = Py_TYPE(classes);
   if (PyType_Check(classes)) {
-    heap_.TouchType(meta, InternedName("__instancecheck__"));
-    heap_.TouchType(meta, InternedName("__subclasscheck__"));
+    TouchClass(classes);
+    TouchMethod(meta, "__instancecheck__");
+    TouchMethod(meta, "__subclasscheck__");
     if (!IsTensor(object) && !PyType_Check(object)) {
       heap_.TouchType(Py_TYPE(object), InternedName("__class__"));
     }
@@ -444,6 +449,7 @@ void Tracer::CallContainerMethod(PyObject* self, const std::string& name, const 
   for (Py_ssize_t i = 0; i < args.count; ++i) {
     PyObject* argument = args.values[i];
     if (IsAtom(argument) || IsTensor(argument)) continue;
+    if (name == "add" || (list && name == "insert" && i == 0)) TouchDeep(argument);
     bool stores_only = (list && In(name, {"append", "insert"})) || (dict && i > 0) || name == "add";
     if (name == "sort" || (args.kwnames != nullptr && args.keyword("key") == argument)) {
       CallKeyFunction(argument);
@@ -476,10 +482,11 @@ void Tracer::CallContainerMethod(PyObject* self, const std::string& name, const 
     }
   }
   if (In(name, {"index", "count", "remove", "__contains__", "__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__",
-                "copy", "__add__", "join"}) &&
+                "copy", "__add__", "join", "sort", "__iter__", "__reversed__"}) &&
       (list || PyTuple_Check(self))) {
     TouchDeep(self);
   }
+  TouchKeys(self);
   if (!TouchContent(self)) {
     TouchOpaque(self);
     return;
@@ -645,16 +652,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       }
       return;
     case CallModel::kAbcCheck: {
-      // The caches behind an ABC are invisible but harmless: registrations change the token.
-      OwnedRef module = OwnedRef::Steal(PyImport_ImportModule("_abc"));
-      OwnedRef token = module ? OwnedRef::Steal(PyObject_GetAttrString(module.get(), "get_cache_token")) : OwnedRef();
-      OwnedRef none = OwnedRef::Steal(PyTuple_New(0));
-      OwnedRef value = token ? OwnedRef::Steal(PyObject_CallObject(token.get(), none.get())) : OwnedRef();
-      if (!value) {
-        Refuse("c-callable", "an abstract base class is tested in a way that is not known", kAdviceCall);
-        return;
-      }
-      heap_.TouchCall(token.get(), none.get(), value.get());
+      TouchAbcToken();
       for (Py_ssize_t i = 0; i < args.positional(); ++i) {
         PyObject* object = args.values[i];
         TouchClass(object);
@@ -665,7 +663,14 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
       return;
     }
     case CallModel::kIter:
-      if (argument(0) != nullptr && args.count == 1) Iterate(argument(0));
+      if (argument(0) != nullptr && args.count == 1) {
+        Iterate(argument(0));
+        // Who takes the elements may be C code.
+        if (PyList_Check(argument(0)) || PyTuple_Check(argument(0)) || PyDict_Check(argument(0)) ||
+            PyAnySet_Check(argument(0)) || IsDictView(Py_TYPE(argument(0)))) {
+          TouchDeep(argument(0));
+        }
+      }
       if (args.count > 1) Refuse("c-callable", "iter() with a sentinel", kAdviceCall);
       return;
     case CallModel::kNext:
@@ -709,7 +714,7 @@ void Tracer::CallModelled(const void* key, PyObject* callable, PyObject* self, c
           TouchClass(object);
           for (const char* method : {"__index__", "__float__", "__int__", "__lt__", "__gt__", "__add__", "__radd__",
                                      "__eq__", "__hash__", "__abs__", "__round__"}) {
-            heap_.TouchType(type, InternedName(method));
+            TouchMethod(type, method);
           }
           if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) TouchDeep(object);
         }

@@ -15,24 +15,7 @@
 namespace cuvil::agent {
 namespace {
 
-constexpr int kMaxDepth = 32;
 constexpr char kAdviceDevelop[] = "rewrite the line with tensor operators or plain Python containers";
-
-bool IsDictView(PyTypeObject* type) {
-  return type == &PyDictItems_Type || type == &PyDictKeys_Type || type == &PyDictValues_Type ||
-         type == &PyODictItems_Type || type == &PyODictKeys_Type || type == &PyODictValues_Type;
-}
-
-// Values whose content never changes.
-bool IsValueType(PyTypeObject* type) {
-  const TorchTypes& torch = Types();
-  return type == &PyTuple_Type || type == &PyFrozenSet_Type || type == &PyRange_Type || type == &PySlice_Type ||
-         type == torch.size || type == torch.dtype || type == torch.device || type == torch.layout ||
-         type == torch.memory_format || type == &PyFunction_Type || type == &PyCFunction_Type ||
-         type == &PyMethod_Type || type == &PyModule_Type || type == &PyCode_Type || type == &PyMethodDescr_Type ||
-         type == &PyWrapperDescr_Type || type == &PyGetSetDescr_Type || type == &PyCell_Type ||
-         type == &_PyWeakref_RefType || type == &PyProperty_Type || type == torch.partial;
-}
 
 PyObject* Special(PyTypeObject* type, const char* method) { return _PyType_Lookup(type, InternedName(method)); }
 
@@ -74,24 +57,6 @@ bool SameValue(PyObject* left, PyObject* right) {
 }
 
 }  // namespace
-
-void Tracer::TouchClass(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  // Only instances of heap types can change their class or have attributes of their own that matter here.
-  if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !PyType_Check(object) && !PyModule_Check(object) && !IsTensor(object)) {
-    heap_.TouchInstance(object);
-  }
-}
-
-void Tracer::TouchProtocols(PyObject* object) {
-  // Any attribute of a class changes its tag: one stands for all of its special methods, those that it lacks included.
-  if (Py_TYPE(object)->tp_flags & Py_TPFLAGS_HEAPTYPE) TouchSpecial(object, "__eq__");
-}
-
-void Tracer::TouchSpecial(PyObject* object, const char* method) {
-  TouchClass(object);
-  heap_.TouchType(Py_TYPE(object), InternedName(method));
-}
 
 void Tracer::TouchOpaque(PyObject* object) {
   heap_.set_source(CurrentSource());
@@ -157,84 +122,6 @@ void Tracer::TouchWholeInstance(PyObject* object) {
   if (SolidBase(Py_TYPE(object)) != &PyBaseObject_Type && !TouchContent(object)) TouchOpaque(object);
 }
 
-bool Tracer::TouchContent(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  if (IsAtom(object) || IsValueType(type) || PyType_Check(object)) return true;
-  if (PyDict_Check(object)) {
-    if (type != &PyDict_Type) TouchProtocols(object);
-    heap_.TouchDictAll(object);
-    return true;
-  }
-  if (PyList_Check(object)) {
-    if (type != &PyList_Type) TouchProtocols(object);
-    heap_.TouchList(object);
-    return true;
-  }
-  if (PyAnySet_Check(object)) {
-    if (type != &PySet_Type) TouchProtocols(object);
-    heap_.TouchSet(object);
-    return true;
-  }
-  if (PyTuple_Check(object) || PyLong_Check(object) || PyUnicode_Check(object) || PyFloat_Check(object) ||
-      PyBytes_Check(object)) {
-    TouchProtocols(object);
-    return true;
-  }
-  if (IsDictView(type)) return TouchContent(reinterpret_cast<DictView*>(object)->dict);
-  if (type == &PyDictProxy_Type) {
-    PyObject* mapping = reinterpret_cast<MappingProxy*>(object)->mapping;
-    return TouchContent(mapping);
-  }
-  if (PyObject_TypeCheck(object, Types().generator)) {
-    Refuse("generator", "draws from a torch.Generator object of its own",
-           "use the default generator (torch.manual_seed) inside of models");
-    return true;
-  }
-  if (IsTensor(object)) return true;  // its data is only reached by operators or by functions that are denied
-  if (PyIter_Check(object) || type == Types().deque || type == &PyByteArray_Type || type == &PyMemoryView_Type) {
-    TouchOpaque(object);
-    return true;
-  }
-  if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
-    TouchProtocols(object);
-    // State that a C base keeps (deque, array, ctypes, numpy) cannot be compared.
-    PyTypeObject* base = SolidBase(type);
-    if (base != &PyBaseObject_Type && !PyExceptionInstance_Check(object)) TouchOpaque(object);
-    return true;
-  }
-  return false;
-}
-
-void Tracer::TouchDeep(PyObject* object, int depth) {
-  if (IsAtom(object) || IsTensor(object)) return;
-  if (depth > kMaxDepth) {
-    Refuse("unknown-object", "a C function reads a container that is nested very deeply", kAdviceDevelop);
-    return;
-  }
-  if (!TouchContent(object)) {
-    Refuse("unknown-object", absl::StrCat("a C function reads an object of type ", Py_TYPE(object)->tp_name),
-           kAdviceDevelop);
-    return;
-  }
-  if (IsDictView(Py_TYPE(object))) return TouchDeep(reinterpret_cast<DictView*>(object)->dict, depth + 1);
-  if (PyTuple_Check(object)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) TouchDeep(PyTuple_GET_ITEM(object, i), depth + 1);
-  } else if (PyList_Check(object)) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) TouchDeep(PyList_GET_ITEM(object, i), depth + 1);
-  } else if (PyDict_Check(object)) {
-    Py_ssize_t position = 0;
-    PyObject* key;
-    PyObject* value;
-    while (PyDict_Next(object, &position, &key, &value)) {
-      TouchDeep(key, depth + 1);
-      TouchDeep(value, depth + 1);
-    }
-  } else if (Py_TYPE(object) == &PySlice_Type) {
-    auto* slice = reinterpret_cast<PySliceObject*>(object);
-    for (PyObject* part : {slice->start, slice->stop, slice->step}) TouchDeep(part, depth + 1);
-  }
-}
-
 void Tracer::Truth(PyObject* object) {
   if (object == nullptr || IsAtom(object) || PyTuple_CheckExact(object) || IsTensor(object)) return;
   PyTypeObject* type = Py_TYPE(object);
@@ -288,20 +175,10 @@ void Tracer::Advance(PyObject* iterator) {
   TouchOpaque(iterator);  // advancing changes it: it must be the call's own
 }
 
-void Tracer::TouchKey(PyObject* key) {
-  if (PyTuple_CheckExact(key)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) TouchKey(PyTuple_GET_ITEM(key, i));
-    return;
-  }
-  // Its class may come to hash or compare otherwise, and another class may be assigned to it.
-  if (!(Py_TYPE(key)->tp_flags & Py_TPFLAGS_HEAPTYPE)) return;
-  TouchSpecial(key, "__hash__");
-  TouchSpecial(key, "__eq__");
-}
-
 void Tracer::GetDictItem(PyObject* dict, PyObject* key) {
   heap_.TouchDictKey(dict, key);
   TouchKey(key);
+  TouchKeys(dict);  // one that hashes alike may come to be equal
 }
 
 void Tracer::GetItem(PyObject* container, PyObject* key) {
@@ -315,7 +192,9 @@ void Tracer::GetItem(PyObject* container, PyObject* key) {
     return;
   }
   if (PyType_Check(container)) {
-    heap_.TouchType(reinterpret_cast<PyTypeObject*>(container), InternedName("__class_getitem__"));
+    TouchClass(container);
+    TouchMethod(type, "__getitem__");
+    TouchMethod(reinterpret_cast<PyTypeObject*>(container), "__class_getitem__");
     return;
   }
   if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
@@ -345,6 +224,7 @@ void Tracer::SetItem(PyObject* container, PyObject* key) {
   if (container == nullptr || key == nullptr) return;
   PyTypeObject* type = Py_TYPE(container);
   if (IsTensor(container)) return TouchDeep(key);
+  if (!PyDict_Check(container)) TouchDeep(key);  // an index may be an object with an __index__
   if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
     TouchSpecial(container, "__setitem__");
     PyObject* method = Special(type, "__setitem__");
@@ -367,12 +247,10 @@ void Tracer::Contains(PyObject* container, PyObject* item) {
     TouchSpecial(container, "__contains__");
     PyObject* method = Special(type, "__contains__");
     if (method != nullptr && PyFunction_Check(method)) return;
-    if (method == nullptr && !IsAtom(item)) {
-      Refuse("unknown-object", absl::StrCat("membership of an object in a ", type->tp_name, " is found by iterating"),
-             kAdviceDevelop);
-      return;
+    if (method == nullptr) {
+      TouchKey(item);
+      return Iterate(container);
     }
-    if (method == nullptr) return Iterate(container);
   }
   if (PyDict_Check(container)) return GetDictItem(container, item);
   if (type == &PyDictKeys_Type) return GetDictItem(reinterpret_cast<DictView*>(container)->dict, item);
@@ -382,6 +260,7 @@ void Tracer::Contains(PyObject* container, PyObject* item) {
            kAdviceDevelop);
   }
   // Elements are compared with the item, whatever they hold.
+  TouchKeys(container);
   if (!IsAtom(item)) {
     TouchDeep(item);
     TouchKey(item);
@@ -400,7 +279,11 @@ void Tracer::Compare(PyObject* left, PyObject* right, int kind) {
     if (operand == nullptr || IsAtom(operand) || IsTensor(operand)) continue;
     PyTypeObject* type = Py_TYPE(operand);
     if (type->tp_richcompare == nullptr || type->tp_richcompare == PyBaseObject_Type.tp_richcompare) {
-      if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) TouchSpecial(operand, kMethods[kind]);
+      if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+        TouchSpecial(operand, kMethods[kind]);
+      } else {
+        TouchClass(operand);  // a module may be given another class
+      }
       continue;
     }
     if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
@@ -442,6 +325,7 @@ void Tracer::Binary(PyObject* left, PyObject* right, int kind) {
       Refuse("unknown-object", absl::StrCat("arithmetic on an object of type ", type->tp_name), kAdviceDevelop);
       return;
     }
+    TouchKeys(operand);
     if (kind % kNumBinary == 6 && PyUnicode_Check(left)) TouchDeep(operand);  // "%" formats its argument
   }
   if (in_place && left != nullptr && (PyList_Check(left) || PyAnySet_Check(left) || PyDict_Check(left))) Write(left);
@@ -471,10 +355,33 @@ void Tracer::Format(PyObject* object) {
   TouchDeep(object);
 }
 
+void Tracer::MatchClass(PyObject* subject, PyObject* cls, PyObject* names, int num_positional) {
+  IsInstance(subject, cls);
+  for (Py_ssize_t i = 0; PyTuple_Check(names) && i < PyTuple_GET_SIZE(names); ++i) {
+    GetAttr(subject, PyTuple_GET_ITEM(names, i));
+  }
+  GetAttr(cls, InternedName("__match_args__"));
+  if (num_positional == 0 || !PyType_Check(cls) || !PyObject_TypeCheck(subject, reinterpret_cast<PyTypeObject*>(cls))) {
+    return;
+  }
+  // C reads the attributes that stand for positions; without __match_args__ builtin classes match the subject itself.
+  PyObject* const positions = Special(reinterpret_cast<PyTypeObject*>(cls), "__match_args__");
+  if (positions == nullptr) return;
+  if (!PyTuple_CheckExact(positions)) {
+    Refuse("match", "__match_args__ is no tuple", kAdviceDevelop);
+    return;
+  }
+  for (Py_ssize_t i = 0; i < num_positional && i < PyTuple_GET_SIZE(positions); ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(positions, i);
+    if (PyUnicode_CheckExact(name)) GetAttr(subject, name);
+  }
+}
+
 void Tracer::EnterContext(PyObject* manager) {
   if (manager == nullptr) return;
   TouchSpecial(manager, "__enter__");
   TouchSpecial(manager, "__exit__");
+  PyObject* leave = Special(Py_TYPE(manager), "__exit__");
   PyObject* method = Special(Py_TYPE(manager), "__enter__");
   if (method != nullptr && !PyFunction_Check(method)) {
     std::string name = Py_TYPE(manager)->tp_name;
@@ -484,6 +391,9 @@ void Tracer::EnterContext(PyObject* manager) {
       Refuse("context-manager", absl::StrCat("the context manager ", name, " is written in C and not known"),
              "move it outside of the model");
     }
+  } else if (leave != nullptr && !PyFunction_Check(leave)) {
+    Refuse("context-manager", absl::StrCat("__exit__ of ", Py_TYPE(manager)->tp_name, " is no Python function"),
+           "define it by def");
   }
 }
 
@@ -604,15 +514,18 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
     case Op::kBinarySubscr:
       return GetItem(sp[-2], sp[-1]);
     case Op::kBinarySlice:
-      if (sp[-3] != nullptr && IsTensor(sp[-3])) return;
       for (PyObject* bound : {sp[-2], sp[-1]}) {
         if (bound != nullptr) TouchDeep(bound);
       }
+      if (sp[-3] != nullptr && IsTensor(sp[-3])) return;
       return GetItem(sp[-3], Py_None);
     case Op::kStoreSubscr:
     case Op::kDeleteSubscr:
       return SetItem(sp[-2], sp[-1]);
     case Op::kStoreSlice:
+      for (PyObject* bound : {sp[-2], sp[-1]}) {
+        if (bound != nullptr) TouchDeep(bound);
+      }
       return SetItem(sp[-3], Py_None);
     case Op::kCompareOp:
       return Compare(sp[-2], sp[-1], CompareKind(site));
@@ -633,14 +546,19 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
     case Op::kUnpackEx:
     case Op::kGetYieldFromIter:
     case Op::kListExtend:
-    case Op::kSetUpdate:
       return Iterate(sp[-1]);
+    case Op::kSetUpdate:
+      Iterate(sp[-1]);
+      if (sp[-1] != nullptr && !PyIter_Check(sp[-1])) TouchDeep(sp[-1]);
+      return;
     case Op::kDictUpdate:
     case Op::kDictMerge:
       if (sp[-1] != nullptr && !TouchContent(sp[-1])) {
         Refuse("unknown-object", "a mapping that is no dict is unpacked", kAdviceDevelop);
       } else if (sp[-1] != nullptr && !PyDict_Check(sp[-1])) {
         TouchSpecial(sp[-1], "keys");
+      } else if (sp[-1] != nullptr) {
+        TouchKeys(sp[-1]);
       }
       return;
     case Op::kForIter:
@@ -678,21 +596,17 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
       return Format(sp[-2]);
     case Op::kMatchSequence:
     case Op::kMatchMapping:
-      if (sp[-1] != nullptr) TouchClass(sp[-1]);
+      // A class that is registered as a sequence or mapping gets a flag of its own, which moves no tag.
+      if (sp[-1] != nullptr && (Py_TYPE(sp[-1])->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
+        TouchProtocols(sp[-1]);
+        TouchAbcToken();
+      }
+      return;
+    case Op::kMatchKeys:
+      if (sp[-2] != nullptr && !TouchContent(sp[-2])) Refuse("match", "a pattern matches a mapping", kAdviceDevelop);
       return;
     case Op::kMatchClass:
-    case Op::kMatchKeys:
-      if (site.op == Op::kMatchKeys) {
-        if (sp[-2] != nullptr && !TouchContent(sp[-2])) Refuse("match", "a pattern matches a mapping", kAdviceDevelop);
-        return;
-      }
-      if (sp[-3] != nullptr && sp[-2] != nullptr) {
-        IsInstance(sp[-3], sp[-2]);
-        if (PyTuple_Check(sp[-1])) {
-          for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sp[-1]); ++i) GetAttr(sp[-3], PyTuple_GET_ITEM(sp[-1], i));
-        }
-        GetAttr(sp[-2], InternedName("__match_args__"));
-      }
+      if (sp[-3] != nullptr && sp[-2] != nullptr) MatchClass(sp[-3], sp[-2], sp[-1], site.oparg);
       return;
     case Op::kCheckExcMatch:
       return;  // exception classes: a subtype test without hooks
@@ -718,23 +632,27 @@ void Tracer::Dispatch(const FrameView& frame, const Site& site, PyObject** sp) {
     case Op::kLoadLocals:
     case Op::kLoadAssertionError:
     case Op::kWithExit:
-    case Op::kRaise:
     case Op::kReraise:
     case Op::kPushExcInfo:
     case Op::kPopExcept:
     case Op::kReturnGenerator:
     case Op::kSetupAnnotations:
       return;
+    case Op::kRaise:
+      for (int i = 1; i <= site.oparg; ++i) {  // a class is called without arguments
+        if (sp[-i] != nullptr && PyType_Check(sp[-i]))
+          CallType(reinterpret_cast<PyTypeObject*>(sp[-i]), {nullptr, 0, nullptr});
+      }
+      return;
     case Op::kReturn:
-      // As above, for functions that map() or filter() calls.
-      if (deep_returns_ && site.depth > 0 && sp[-1] != nullptr && !IsTensor(sp[-1])) TouchDeep(sp[-1]);
+      if (site.depth == 0 || sp[-1] == nullptr || IsTensor(sp[-1])) return;
+      // C code may have called the function: map() or filter(), or an instruction that a special method serves.
+      if (deep_returns_) return TouchDeep(sp[-1]);
+      if (Py_TYPE(sp[-1])->tp_flags & Py_TPFLAGS_HEAPTYPE) TouchResult(sp[-1]);
       return;
     case Op::kYield:
       // The consumer may be a C function (any, max, sum) that looks into what it is given.
-      if (sp[-1] != nullptr && !IsTensor(sp[-1]) &&
-          (PyTuple_Check(sp[-1]) || PyList_Check(sp[-1]) || PyDict_Check(sp[-1]) || PyAnySet_Check(sp[-1]))) {
-        TouchDeep(sp[-1]);
-      }
+      TouchResult(sp[-1]);
       return;
     case Op::kSend:
       return;  // resumes a generator, whose frame is watched

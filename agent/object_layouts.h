@@ -29,6 +29,11 @@ struct DictView {
   PyObject_HEAD PyObject* dict;
 };
 
+inline bool IsDictView(PyTypeObject* type) {
+  return type == &PyDictItems_Type || type == &PyDictKeys_Type || type == &PyDictValues_Type ||
+         type == &PyODictItems_Type || type == &PyODictKeys_Type || type == &PyODictValues_Type;
+}
+
 // types.MappingProxyType. Source: Objects/descrobject.c, mappingproxyobject.
 struct MappingProxy {
   PyObject_HEAD PyObject* mapping;

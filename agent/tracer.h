@@ -139,8 +139,14 @@ class Tracer final : public ProbeSink {
   void GetDictItem(PyObject* dict, PyObject* key);
   // C code may use the object by any of its special methods: which they are.
   void TouchProtocols(PyObject* object);
+  // A Python function hands the object to whoever called it, which may be C code.
+  void TouchResult(PyObject* object);
   // A dict or set is asked for it: what decides how it hashes and compares.
   void TouchKey(PyObject* key);
+  // The same for all that a dict or set holds.
+  void TouchKeys(PyObject* container);
+  // Which classes are registered with abstract ones.
+  void TouchAbcToken();
   void Iterate(PyObject* iterable);
   void Advance(PyObject* iterator);
   void Truth(PyObject* object);
@@ -150,9 +156,12 @@ class Tracer final : public ProbeSink {
   void Unary(PyObject* operand, const char* method);
   void Format(PyObject* object);
   void EnterContext(PyObject* manager);
+  void MatchClass(PyObject* subject, PyObject* cls, PyObject* names, int num_positional);
   // The class of an object: its ob_type, and the class attributes that a special-method lookup reads.
   void TouchClass(PyObject* object);
   void TouchSpecial(PyObject* object, const char* method);
+  // The attribute as the class has it (borrowed; null if none), refused if it is one that C code calls unwatched.
+  PyObject* TouchMethod(PyTypeObject* type, const char* method);
   // The content that a C function reads when it is handed the object: a builtin container's elements.
   // False: the content of such an object cannot be watched.
   bool TouchContent(PyObject* object);
@@ -209,7 +218,8 @@ class Tracer final : public ProbeSink {
   CodePlace returned_at_, raised_at_, locked_at_;
   bool unwinding_ = false;  // an exception leaves frame after frame
   bool mode_hidden_ = false;
-  bool deep_returns_ = false;  // map() or filter() hands results of Python functions to C
+  bool deep_returns_ = false;                          // map() or filter() hands results of Python functions to C
+  std::unordered_set<PyTypeObject*> known_protocols_;  // whose special methods have been looked through
   int locks_held_ = 0;
   // Generators made by the call, by address: one that is older cannot live at the same place.
   std::unordered_set<PyObject*> generators_;
