@@ -15,8 +15,6 @@
 namespace cuvil::agent {
 namespace {
 
-constexpr char kAdviceDevelop[] = "rewrite the line with tensor operators or plain Python containers";
-
 PyObject* Special(PyTypeObject* type, const char* method) { return _PyType_Lookup(type, InternedName(method)); }
 
 // Whether what a special method does is known: absent, written in Python (its frame is watched), or inherited from a

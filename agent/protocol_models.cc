@@ -15,60 +15,24 @@ namespace cuvil::agent {
 namespace {
 
 constexpr int kMaxDepth = 32;
-constexpr char kAdviceContent[] = "rewrite the line with tensor operators or plain Python containers";
 
 // The special methods that C code looks up to compare, search, order, add, print or test an object.
-const char* const kProtocols[] = {"__abs__",
-                                  "__add__",
-                                  "__bool__",
-                                  "__call__",
-                                  "__complex__",
-                                  "__contains__",
-                                  "__divmod__",
-                                  "__eq__",
-                                  "__float__",
-                                  "__floordiv__",
-                                  "__format__",
-                                  "__ge__",
-                                  "__getattr__",
-                                  "__getattribute__",
-                                  "__getitem__",
-                                  "__gt__",
-                                  "__hash__",
-                                  "__index__",
-                                  "__instancecheck__",
-                                  "__int__",
-                                  "__invert__",
-                                  "__iter__",
-                                  "__le__",
-                                  "__len__",
-                                  "__length_hint__",
-                                  "__lt__",
-                                  "__matmul__",
-                                  "__missing__",
-                                  "__mod__",
-                                  "__mul__",
-                                  "__ne__",
-                                  "__neg__",
-                                  "__next__",
-                                  "__or__",
-                                  "__pos__",
-                                  "__pow__",
-                                  "__radd__",
-                                  "__rand__",
-                                  "__repr__",
-                                  "__reversed__",
-                                  "__rmul__",
-                                  "__ror__",
-                                  "__round__",
-                                  "__rsub__",
-                                  "__rtruediv__",
-                                  "__str__",
-                                  "__sub__",
-                                  "__subclasscheck__",
-                                  "__truediv__",
-                                  "__trunc__",
-                                  "__xor__"};
+const char* const kProtocols[] = {
+    "__abs__",      "__add__",      "__and__",     "__bool__",    "__call__",          "__complex__",
+    "__contains__", "__divmod__",   "__enter__",   "__eq__",      "__exit__",          "__float__",
+    "__floordiv__", "__format__",   "__ge__",      "__get__",     "__getattr__",       "__getattribute__",
+    "__getitem__",  "__gt__",       "__hash__",    "__iadd__",    "__iand__",          "__ifloordiv__",
+    "__ilshift__",  "__imatmul__",  "__imod__",    "__imul__",    "__index__",         "__instancecheck__",
+    "__int__",      "__invert__",   "__ior__",     "__ipow__",    "__irshift__",       "__isub__",
+    "__iter__",     "__itruediv__", "__ixor__",    "__le__",      "__len__",           "__length_hint__",
+    "__lshift__",   "__lt__",       "__matmul__",  "__missing__", "__mod__",           "__mul__",
+    "__ne__",       "__neg__",      "__next__",    "__or__",      "__pos__",           "__pow__",
+    "__radd__",     "__rand__",     "__rdivmod__", "__repr__",    "__reversed__",      "__rfloordiv__",
+    "__rlshift__",  "__rmatmul__",  "__rmod__",    "__rmul__",    "__ror__",           "__round__",
+    "__rpow__",     "__rrshift__",  "__rshift__",  "__rsub__",    "__rtruediv__",      "__rxor__",
+    "__set__",      "__setitem__",  "__str__",     "__sub__",     "__subclasscheck__", "__truediv__",
+    "__trunc__",    "__xor__",
+};
 
 // Values whose content never changes.
 bool IsValueType(PyTypeObject* type) {
@@ -246,12 +210,12 @@ bool Tracer::TouchContent(PyObject* object) {
 void Tracer::TouchDeep(PyObject* object, int depth) {
   if (IsAtom(object) || IsTensor(object)) return;
   if (depth > kMaxDepth) {
-    Refuse("unknown-object", "a C function reads a container that is nested very deeply", kAdviceContent);
+    Refuse("unknown-object", "a C function reads a container that is nested very deeply", kAdviceDevelop);
     return;
   }
   if (!TouchContent(object)) {
     Refuse("unknown-object", absl::StrCat("a C function reads an object of type ", Py_TYPE(object)->tp_name),
-           kAdviceContent);
+           kAdviceDevelop);
     return;
   }
   if (IsDictView(Py_TYPE(object))) return TouchDeep(reinterpret_cast<DictView*>(object)->dict, depth + 1);

@@ -23,6 +23,9 @@
 
 namespace cuvil::agent {
 
+// For what the models of instructions and of objects refuse.
+inline constexpr char kAdviceDevelop[] = "rewrite the line with tensor operators or plain Python containers";
+
 // An interned string that lives as long as the process; `text` is a literal.
 PyObject* InternedName(const char* text);
 
